@@ -18,6 +18,7 @@ from wire.connection import Connection
 from wire.frames import Buffer
 from wire.parts import Part, Parts, cut, size_of
 
+_SHARED_BYTES = 4  # of one sequence
 MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kept once more to be found again
 
 
@@ -106,7 +107,7 @@ class HeldRequest:
     def ids_of(self, slice_: Slice) -> Buffer:
         """The ids of a slice of the request; a view."""
         ids = self.submission.token_ids
-        if slice_.num_tokens == self.request.num_tokens:
+        if slice_.stop - slice_.start == self.request.num_seqs:
             return ids
         cu_seqlens = self.request.cu_seqlens
         return memoryview(ids)[4 * cu_seqlens[slice_.start] : 4 * cu_seqlens[slice_.stop]]
@@ -114,7 +115,10 @@ class HeldRequest:
     def parts_of(self, slice_: Slice) -> Parts:
         """The parts beside the ids of a slice of the request; views."""
         start, stop = ((at, self.request.cu_seqlens[at]) for at in (slice_.start, slice_.stop))
-        return cut(self.submission.parts, start, stop)
+        parts = cut(self.submission.parts, start, stop)
+        if Part.SHARED in parts:  # what the first shares with one that is not before it is computed again
+            parts[Part.SHARED] = bytes(_SHARED_BYTES) + parts[Part.SHARED][_SHARED_BYTES:]
+        return parts
 
 
 class InFlight:
@@ -197,7 +201,7 @@ def pack(batch: ScheduledBatch, held: Mapping[int, HeldRequest]) -> tuple[list[B
         return token_ids, {}
     found = [(one.parts_of(slice_), slice_) for one, slice_ in packed]
     return token_ids, {
-        part: [own.get(part) or bytes(size_of(part, each.stop - each.start, each.num_tokens)) for own, each in found]
+        part: [own.get(part) or bytes(size_of(part, each.stop - each.start, each.sent_tokens)) for own, each in found]
         for part in {part for own, _ in found for part in own}
     }
 

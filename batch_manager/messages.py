@@ -13,7 +13,7 @@ import numpy as np
 from engine.messages import decode_rows, encode_rows
 from engine.types import OutputKind, Results, Rows, kind_of
 from wire.frames import Buffer
-from wire.parts import Parts, in_order, taken_apart
+from wire.parts import Part, Parts, in_order, taken_apart
 from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
@@ -46,6 +46,9 @@ class Policy:
     # Interactive work counts as present while it waits and for this long after the last of it arrived: the batch that
     # a query has to wait for was packed before the query arrived.
     interactive_memory: float = 1.0
+    # The same for batches that documents behind one query make longer (`EngineLimits.group_tokens`): a query that comes
+    # after a pause waits for one of these, so pauses have to be rare for it.
+    group_memory: float = 30.0
     bulk_share: float = 0.3  # of each batch while interactive work waits too
     engine_restart_grace: float = 5.0  # how long work waits for a model without an engine, at the start too
     retry_after: float = 5.0  # sent to clients that are refused because there is no engine
@@ -119,6 +122,12 @@ class Submission:
     parts: Parts = field(default_factory=dict)
     key: int = 0  # index of the API key; below 65,536
     weight: float = 1.0  # of the key: its part of the engines while others wait too, in proportion to theirs
+
+    @property
+    def shared(self) -> Sequence[int]:
+        """The tokens that each sequence has in common with the one before; () = none."""
+        values = self.parts.get(Part.SHARED)
+        return () if values is None else memoryview(values).cast("B").cast("i").tolist()
 
 
 @light_dataclass(frozen=True, slots=True)

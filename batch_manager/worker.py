@@ -40,7 +40,7 @@ from wire.connection import Connection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
-from wire.parts import cut
+from wire.parts import Part, cut
 from wire.vocabulary import RequestClass
 
 QUARANTINE_SECONDS = 600.0  # for which an input is refused
@@ -154,6 +154,7 @@ class Manager:
         request = ScheduledRequest(
             self._num_requests,
             submission.seqlens,
+            shared=submission.shared,
             model=submission.model,
             outputs=submission.outputs,
             request_class=submission.request_class,
@@ -161,7 +162,7 @@ class Manager:
             key=submission.key,
             weight=submission.weight,
         )
-        assert len(submission.token_ids) == 4 * request.num_tokens, "every token has an id"
+        assert len(submission.token_ids) == 4 * request.cu_seqlens[-1], "every token has an id"
         waiter = Waiter(connection, frame_id, now)
         self._in_flight.add(waiter, HeldRequest(waiter, submission=submission, request=request, work=work))
         index = self._quarantine.find(submission, now)
@@ -328,6 +329,7 @@ class _BatchMetrics:
         self.queue_seconds = [
             metrics.histogram("embedline_queue_duration_seconds", model, each.name.lower()) for each in RequestClass
         ]
+        self._computed = metrics.counter("embedline_computed_tokens_total", model)
         self._tokens = metrics.histogram("embedline_batch_tokens", model, edges=POWERS)
         self._seqs = metrics.histogram("embedline_batch_sequences", model, edges=POWERS)
         self._fill_ratio = metrics.histogram("embedline_batch_fill_ratio", model, edges=RATIOS)
@@ -335,6 +337,7 @@ class _BatchMetrics:
 
     def done(self, batch: ScheduledBatch, compute_seconds: float) -> None:
         """A batch has its rows."""
+        self._computed.value += batch.num_tokens
         self._tokens.observe(batch.num_tokens)
         self._seqs.observe(batch.num_seqs)
         self._fill_ratio.observe(batch.num_tokens / batch.max_tokens)
@@ -386,7 +389,7 @@ def _digest(submission: Submission, index: int, start: int) -> bytes:
     digest = hashlib.blake2b(submission.model.to_bytes(4, "little"), digest_size=16)
     digest.update(memoryview(submission.token_ids)[4 * start : 4 * stop])
     for part, values in sorted(cut(submission.parts, (index, start), (index + 1, stop)).items()):
-        if any(values):  # all zero is the same as none
+        if part is not Part.SHARED and any(values):  # all zero is the same as none, and what stands before is no part
             digest.update(bytes([part]))
             digest.update(values)
     return digest.digest()

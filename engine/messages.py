@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.machine.cuda_driver import Gpu
 from engine.types import (
@@ -144,7 +145,7 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
     rest = memoryview(payload)[_BATCH.size + numbers.nbytes :]
     has_parts = flags & ~(_IS_URGENT | _GIVES_WAY) or len(rest)
     parts = taken_apart(rest, flags, num_seqs, num_tokens) if has_parts else {}
-    return Batch(
+    batch = Batch(
         model=model,
         outputs=kind_of(outputs),
         cu_seqlens=numbers[: num_seqs + 1],
@@ -153,6 +154,16 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
         is_urgent=bool(flags & _IS_URGENT),
         gives_way=bool(flags & _GIVES_WAY),
     )
+    if batch.shared is not None:
+        _check_shared(batch.shared, np.diff(batch.cu_seqlens))
+    return batch
+
+
+def _check_shared(shared: NDArray[np.int32], seqlens: NDArray[np.int32]) -> None:
+    """Raises ValueError where a sequence shares more than it may: engines would take the tokens of another one."""
+    before = np.append(np.int32(0), seqlens[:-1])
+    if (shared < 0).any() or (shared >= seqlens).any() or (shared > before).any():
+        raise ValueError("a sequence shares more tokens with the one before than it may")
 
 
 def encode_rows(results: Results) -> list[Buffer]:

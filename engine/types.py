@@ -44,6 +44,7 @@ ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_
 
 MAX_NUM_SEQS = 1024  # sequences of a batch, by default
 MAX_CACHE_BYTES = 20_000_000_000  # of compiled models, by default
+MAX_SENT = 4  # tokens sent for each that is computed: more are rare, and would take much memory in attention
 
 
 def main_output(outputs: OutputKind) -> OutputKind:
@@ -69,9 +70,7 @@ class Batch:
     token_type_ids: NDArray[np.int32] | None = None  # [T], None = all zero
     marks: NDArray[np.uint8] | None = None  # [T], bits of wire.parts: PROMPT_TOKEN, …; None = all zero
     adapters: NDArray[np.int32] | None = None  # [B], the adapter that computes each, from 1; 0 and None = none
-    shared: NDArray[np.int32] | None = (
-        None  # [B], leading tokens as of the sequence before; None = none: see wire.parts
-    )
+    shared: NDArray[np.int32] | None = None  # [B], leading tokens as of the sequence before: see wire.parts
     is_urgent: bool = field(default=False, kw_only=True)  # some of it is interactive work
     gives_way: bool = field(default=False, kw_only=True)  # urgent batches may come, and are not to wait long for it
 
@@ -218,6 +217,14 @@ class EngineLimits:
     fixed_batch_seconds: float = 0.0  # of a batch, however few its tokens: on a GPU what starting its kernels takes
     max_batch_seconds: float = 0.25  # the longest that a batch may compute, by choice
     max_batch_seconds_mixed: float = 0.05  # the same while bulk work waits beside interactive work
+    # Unique tokens up to which sequences may follow the one before, with which they share an eighth of their tokens or
+    # more, in a batch that the times above would end, while no interactive work is about; 0 = none follow so.
+    group_tokens: int = 0
+
+    @property
+    def max_sent_tokens(self) -> int:
+        """T of a batch where prefixes are shared: attention takes each sequence whole, in memory of its own."""
+        return MAX_SENT * self.max_num_tokens
 
 
 class Engine(Protocol):

@@ -26,10 +26,10 @@ class Part(enum.IntEnum):
 
     TOKEN_TYPE_IDS = 1  # for each token: 0 or 1, as models like BERT tell the texts of a pair apart
     ADAPTERS = 8  # for each sequence: the number of the adapter that computes it, from 1; 0 = none
-    MARKS = 16  # for each token: the bits above
     # For each sequence: with how many tokens it begins as the one before it does, in ids, types, marks and adapter; not
     # all of its own. Engines may compute these once. 0 for the first of a slice.
     SHARED = 32
+    MARKS = 16  # for each token: the bits above
 
     @property
     def field(self) -> str:

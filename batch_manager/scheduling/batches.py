@@ -1,9 +1,16 @@
-"""Requests and batches as the scheduler sees them: lengths and places, no token ids, no rows."""
+"""Requests and batches as the scheduler sees them: lengths and places, no token ids, no rows.
+
+Tokens are those that an engine computes, wherever it is not said that they are the sent ones. The two differ where a
+sequence begins as the one before it does (`wire.parts.Part.SHARED`). What a slice shares with a sequence that is not in
+it is computed again, so a slice has more tokens than it adds to its request (`Slice.own_tokens`): what waits is counted
+by the latter, which stays right however a request is cut.
+"""
 
 import enum
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from operator import sub
 from typing import NamedTuple
 
 from engine.types import OutputKind
@@ -13,11 +20,13 @@ from wire.vocabulary import RequestClass
 class ScheduledRequest:
     """The sequences of one request and how far they are.
 
-    cu_seqlens      sequence i has cu_seqlens[i + 1] - cu_seqlens[i] tokens
+    cu_seqlens      sequence i has cu_seqlens[i + 1] - cu_seqlens[i] tokens, as they are sent
+    shared          tokens that each has in common with the one before, none for the first; () = all share none
+    cu_tokens       the same sums as cu_seqlens, of what each has beyond `shared`
     max_seqlen      tokens of the longest
     key, weight     whose it is: keys that wait share the engines in proportion to their weights
     arrived         time.monotonic() seconds, set by the scheduler
-    waiting_tokens  tokens that are in no engine and have no rows yet
+    waiting_tokens  tokens that are in no engine and have no rows yet, by `Slice.own_tokens`
     num_left        sequences without rows
     is_open         whether rows are still wanted
     """
@@ -25,6 +34,7 @@ class ScheduledRequest:
     __slots__ = (
         "arrived",
         "cu_seqlens",
+        "cu_tokens",
         "deadline",
         "is_open",
         "key",
@@ -34,6 +44,7 @@ class ScheduledRequest:
         "outputs",
         "request_class",
         "request_id",
+        "shared",
         "waiting_tokens",
         "weight",
     )
@@ -43,6 +54,7 @@ class ScheduledRequest:
         request_id: int,
         seqlens: Sequence[int],
         *,
+        shared: Sequence[int] = (),
         model: int,
         outputs: OutputKind,
         request_class: RequestClass,
@@ -57,6 +69,11 @@ class ScheduledRequest:
             self.max_seqlen, min_seqlen = max(seqlens), min(seqlens)
             self.cu_seqlens = tuple(accumulate(seqlens, initial=0))
         assert min_seqlen > 0, "every sequence has tokens"
+        self.shared, self.cu_tokens = shared, self.cu_seqlens
+        if shared:
+            own = [seqlens[0], *map(sub, seqlens[1:], shared[1:])]
+            assert min(own) > 0, "no sequence shares all of its tokens"
+            self.shared, self.cu_tokens = (0, *shared[1:]), tuple(accumulate(own, initial=0))
         self.request_id = request_id
         self.model = model
         self.outputs = outputs
@@ -77,11 +94,15 @@ class ScheduledRequest:
     @property
     def num_tokens(self) -> int:
         """Tokens of all its sequences."""
-        return self.cu_seqlens[-1]
+        return self.cu_tokens[-1]
 
     def slice(self, start: int, stop: int) -> "Slice":
         """A slice of its sequences [start, stop)."""
-        return Slice(self, start, stop, self.cu_seqlens[stop] - self.cu_seqlens[start])
+        return Slice(self, start, stop, self.cu_tokens[stop] - self.cu_tokens[start] + self.shared_by(start))
+
+    def shared_by(self, index: int) -> int:
+        """The tokens that a sequence has in common with the one before."""
+        return self.shared[index] if self.shared else 0
 
 
 class Slice(NamedTuple):
@@ -91,6 +112,18 @@ class Slice(NamedTuple):
     start: int  # first sequence
     stop: int  # one past the last
     num_tokens: int
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens without what its first sequence shares with the one before; all slices of a request have together what
+        it has."""
+        return self.num_tokens - self.request.shared_by(self.start)
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens as they are sent."""
+        cu_seqlens = self.request.cu_seqlens
+        return cu_seqlens[self.stop] - cu_seqlens[self.start]
 
     @property
     def max_seqlen(self) -> int:
@@ -127,6 +160,7 @@ class ScheduledBatch:
 
     Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.warmup`).
 
+    sent_tokens    tokens of its sequences as they are sent
     max_tokens     the budget it was packed under
     max_seqlen     tokens of its longest sequence
     release        why it is no larger; set as it is taken out of the backlog
@@ -153,6 +187,7 @@ class ScheduledBatch:
         "num_tokens",
         "passed_tokens",
         "release",
+        "sent_tokens",
         "slices",
     )
 
@@ -170,6 +205,7 @@ class ScheduledBatch:
         self.release = Release.SUSPECT if is_suspect else Release.DRAINED
         self.slices: list[Slice] = []
         self.num_tokens = 0
+        self.sent_tokens = 0
         self.num_seqs = 0
         for slice_ in slices:
             self.add(slice_)
@@ -200,12 +236,24 @@ class ScheduledBatch:
         return seqlens
 
     def add(self, slice_: Slice) -> None:
-        """Put a slice at the end."""
-        self.slices.append(slice_)
-        self.num_tokens += slice_.num_tokens
+        """Put a slice at the end, or right behind the sequences of its request that it shares tokens with: between the
+        two, another key may have had its turn."""
+        ahead = self._ahead(slice_) if slice_.start and slice_.request.shared else -1
+        if ahead < 0:
+            self.slices.append(slice_)
+            self.num_tokens += slice_.num_tokens
+        else:
+            self.slices[ahead] = slice_.request.slice(self.slices[ahead].start, slice_.stop)
+            self.num_tokens += slice_.own_tokens
+        self.sent_tokens += slice_.sent_tokens
         self.num_seqs += slice_.stop - slice_.start
         self.max_seqlen = max(self.max_seqlen, slice_.max_seqlen)
         self.is_urgent |= slice_.request.request_class == RequestClass.INTERACTIVE
+
+    def _ahead(self, slice_: Slice) -> int:
+        """The place of the slice that ends where this one begins; -1 = there is none."""
+        ends = ((one.request, one.stop) for one in self.slices)
+        return next((at for at, end in enumerate(ends) if end == (slice_.request, slice_.start)), -1)
 
 
 def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:

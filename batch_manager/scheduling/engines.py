@@ -14,11 +14,12 @@ after a batch that failed: what fails now and then may give wrong rows meanwhile
 """
 
 import enum
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from batch_manager.messages import Policy
-from batch_manager.scheduling.batches import ScheduledBatch
+from batch_manager.scheduling.batches import ScheduledBatch, Slice
 from engine.types import EngineLimits
 from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
@@ -105,11 +106,6 @@ class ReadyEngine:
         oldest = next(iter(self.lane(RequestClass.BULK)), None)
         return oldest is not None and bulk_share * oldest.passed_tokens >= (1 - bulk_share) * oldest.num_tokens
 
-    def fits(self, batch: ScheduledBatch) -> bool:
-        """Whether it can take a batch that was packed for another engine of its model."""
-        limits = self.limits
-        return batch.num_tokens <= limits.max_num_tokens and batch.num_seqs <= limits.max_num_seqs
-
     def put(self, batch: ScheduledBatch) -> None:
         """Take note of a batch that is sent to it."""
         if batch.is_urgent and self.limits.puts_urgent_first:
@@ -120,6 +116,12 @@ class ReadyEngine:
     def take(self, batch_id: int) -> ScheduledBatch | None:
         """Take out a batch that it is done with; None where it does not hold such a batch."""
         return self.batches.pop(batch_id, None)
+
+
+def fits(limits: EngineLimits, batch: ScheduledBatch) -> bool:
+    """Whether an engine with these limits can take a batch that was packed for another."""
+    is_small = batch.num_tokens <= limits.max_num_tokens and batch.sent_tokens <= limits.max_sent_tokens
+    return is_small and batch.num_seqs <= limits.max_num_seqs
 
 
 def in_lane(batches: Iterable[ScheduledBatch], lane: Lane) -> list[ScheduledBatch]:
@@ -209,19 +211,22 @@ class Budget:
 
     max_tokens: int
     max_joined: int  # tokens of a batch up to which work of the other class joins it
-    max_num_tokens: int
-    max_num_seqs: int
-    token_buckets: tuple[int, ...] = ()
+    group_tokens: int  # of a batch that ends in a group: sequences that share much with the one before
+    limits: EngineLimits
 
-    def fits(self, batch: ScheduledBatch) -> bool:
-        """Whether the engine can take a batch that was packed for another."""
-        return batch.num_tokens <= self.max_num_tokens and batch.num_seqs <= self.max_num_seqs
+    def last_allowed(self, slice_: Slice, batch: ScheduledBatch) -> int:
+        """One past the last sequence of the slice up to which the batch may have as many sequences, and sent tokens."""
+        stop = min(slice_.stop, slice_.start + self.limits.max_num_seqs - batch.num_seqs)
+        if not slice_.request.shared and batch.sent_tokens == batch.num_tokens:
+            return stop
+        cu_seqlens, room = slice_.request.cu_seqlens, self.limits.max_sent_tokens - batch.sent_tokens
+        return bisect_right(cu_seqlens, cu_seqlens[slice_.start] + room, slice_.start, stop + 1) - 1
 
     def sealed(self, waiting_tokens: int) -> int:
         """`max_tokens`, or the largest bucket below where what waits fills it: beyond an edge, tokens are dear."""
         if waiting_tokens < self.max_tokens:
             return self.max_tokens
-        return max((edge for edge in self.token_buckets if edge <= self.max_tokens), default=self.max_tokens)
+        return max((edge for edge in self.limits.token_buckets if edge <= self.max_tokens), default=self.max_tokens)
 
 
 class Rate:
@@ -290,7 +295,7 @@ class Sizes:
         self._policy = policy
         self._rate = rate
 
-    def budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
+    def budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane, group_tokens: int) -> Budget:
         """The budget for a lane. Where batches don't overlap, some bulk joins an urgent batch, since a small one has
         the same cost: as much as takes twice that cost."""
         if lane is None:
@@ -300,7 +305,7 @@ class Sizes:
             max_joined = min(max_tokens, max(self.min_tokens(limits), joined))
         else:
             max_joined = 0
-        return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
+        return Budget(max_tokens, max_joined, group_tokens, limits)
 
     def max_tokens_of(self, lane: Lane, limits: EngineLimits, *, is_mixed: bool) -> int:
         """The most tokens for this lane, by choice. `is_mixed`: bulk waits while interactive work is about."""

@@ -230,7 +230,7 @@ class Model:
 
     def _count(self, slices: Iterable[Slice], sign: int) -> None:
         for slice_ in slices:
-            self.queued_tokens[slice_.request.request_class] += sign * slice_.num_tokens
+            self.queued_tokens[slice_.request.request_class] += sign * slice_.own_tokens
 
     def next_batch(self, now: float) -> tuple[ReadyEngine, ScheduledBatch] | None:
         """The next batch and the engine that should have it; None where nothing waits or no engine should have more.
@@ -293,7 +293,11 @@ class Model:
         is_mixed = self._is_mixed(now)
         max_tokens = self._sizes.max_tokens_of(lane, engine.limits, is_mixed=is_mixed)
         part = self._part(engine, engines, lane, max_tokens)
-        batch = self._batch_for(engine, lane, part, max_tokens)
+        group = engine.limits.group_tokens
+        if group:
+            is_quiet = not self._is_interactive_about(now, self._policy.group_memory)
+            group = self._part(engine, engines, lane, group) if is_quiet else 0
+        batch = self._batch_for(engine, lane, max_tokens, part=part, group_tokens=group)
         if batch is None:
             return None
         batch.gives_way = is_mixed
@@ -308,11 +312,13 @@ class Model:
         limits = engine.limits
         return split_evenly(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
 
-    def _batch_for(self, engine: ReadyEngine, lane: Lane, part: int, max_tokens: int) -> ScheduledBatch | None:
+    def _batch_for(
+        self, engine: ReadyEngine, lane: Lane, max_tokens: int, *, part: int, group_tokens: int
+    ) -> ScheduledBatch | None:
         """Take a batch of so many tokens for an engine out of the backlog: its part of `max_tokens`. None where it is a
         suspect's turn and the engine is busy."""
         limits = engine.limits
-        budget = self._sizes.budget(limits, part, lane=lane)
+        budget = self._sizes.budget(limits, part, lane=lane, group_tokens=group_tokens)
         if lane is None:
             batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
         else:
@@ -362,10 +368,12 @@ class Model:
 
     def _is_mixed(self, now: float) -> bool:
         """Whether bulk waits while interactive work is about."""
-        if not self.backlog.num_tokens[RequestClass.BULK]:
-            return False
-        waits = self.backlog.num_tokens[RequestClass.INTERACTIVE] > 0
-        return waits or now - self.last_interactive_at < self._policy.interactive_memory
+        is_bulk = self.backlog.num_tokens[RequestClass.BULK] > 0
+        return is_bulk and self._is_interactive_about(now, self._policy.interactive_memory)
+
+    def _is_interactive_about(self, now: float, memory: float) -> bool:
+        """Whether interactive work waits, or came within so many seconds."""
+        return self.backlog.num_tokens[RequestClass.INTERACTIVE] > 0 or now - self.last_interactive_at < memory
 
     def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:
         """The most tokens of a batch for a lane of this engine, by choice."""

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest, Slice, halves
-from batch_manager.scheduling.engines import Budget
+from batch_manager.scheduling.engines import Budget, fits
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
@@ -48,6 +48,11 @@ _MIN_SIZE = 1024  # requests that Arrivals holds before it is swept
 # Keys take turns of about so many tokens: within a batch their order does not matter, and small turns would cut
 # requests into more slices than needed.
 _TURN_TOKENS = 256
+
+# The part of a sequence that is shared with the one before, from which on it follows that one in a group
+# (`EngineLimits.group_tokens`). Documents of 300 tokens behind a template and a query of 75 share a fifth. With less
+# than an eighth, a longer batch gains hardly anything.
+_LEAST_IN_GROUP = 1 / 8
 
 
 class Shares:
@@ -144,9 +149,9 @@ class _Line:
 class _TurnBudget(NamedTuple):
     """The room that a turn has left in a batch."""
 
-    max_tokens: int  # of the whole batch
-    max_seqs: int  # of the whole batch
-    turn_tokens: float = math.inf  # of this turn, but a single sequence may have more
+    max_tokens: int  # of the whole batch, unless it ends in a group
+    budget: Budget  # of the whole batch: how large it may be at all
+    turn_tokens: float = math.inf  # of this turn, but a single sequence may have more, and so may a group
 
 
 class Queue:
@@ -195,7 +200,7 @@ class Queue:
             self._shares.enter(request.key)
             heapq.heappush(self._turns, (self._shares.had(request.key), request.key))
         num_tokens = request.num_tokens
-        line.slices.append(Slice(request, 0, request.num_seqs, num_tokens))
+        line.slices.append(request.slice(0, request.num_seqs))
         request.waiting_tokens = num_tokens
         self._add(num_tokens)
         self._arrivals.add(request)
@@ -288,12 +293,12 @@ class Queue:
         """Whether the last `take` left something for want of room."""
         return bool(self._returned or self._turns)
 
-    def take(self, batch: ScheduledBatch, max_tokens: int, *, max_seqs: int) -> None:
+    def take(self, batch: ScheduledBatch, max_tokens: int, budget: Budget) -> None:
         """Move whole sequences into the batch, in order, until the next one would break a limit of the batch.
 
-        An empty batch gets at least one sequence, however long.
+        An empty batch gets at least one sequence, however long. The last one is followed by those of its group.
         """
-        room = _TurnBudget(max_tokens, max_seqs)
+        room = _TurnBudget(max_tokens, budget)
         if self._returned:
             self._move(self._returned, batch, room)
             if self._returned:
@@ -332,17 +337,18 @@ class Queue:
                 slices.popleft()
                 continue
             most = min(room.max_tokens - batch.num_tokens, room.turn_tokens - taken)
-            most_seqs = room.max_seqs - batch.num_seqs
-            if slice_.num_tokens <= most and slice_.stop - slice_.start <= most_seqs:
+            limit = room.budget.last_allowed(slice_, batch)
+            if slice_.num_tokens <= most and slice_.stop <= limit:
                 slices.popleft()
             else:
-                stop = _last_that_fits(slice_, most, most_seqs)
+                stop = min(_last_that_fits(slice_, most), limit)
                 if stop <= slice_.start:
                     first = slice_.request.slice(slice_.start, slice_.start + 1)
-                    fits = most_seqs > 0 and first.num_tokens <= room.max_tokens - batch.num_tokens
-                    if taken or (batch.slices and not fits):
+                    has_room = limit > slice_.start and first.num_tokens <= room.max_tokens - batch.num_tokens
+                    if taken or (batch.slices and not has_room):
                         break
                     stop = first.stop
+                stop = _end_of_group(slice_, stop, limit, room.budget.group_tokens - batch.num_tokens)
                 slice_ = _split_head(slices, stop)
             batch.add(slice_)
             self._discount(slice_)
@@ -358,12 +364,12 @@ class Queue:
 
     def _count(self, slices: Sequence[Slice]) -> None:
         for slice_ in slices:
-            slice_.request.waiting_tokens += slice_.num_tokens
-            self._add(slice_.num_tokens)
+            slice_.request.waiting_tokens += slice_.own_tokens
+            self._add(slice_.own_tokens)
 
     def _discount(self, slice_: Slice) -> None:
-        slice_.request.waiting_tokens -= slice_.num_tokens
-        self._add(-slice_.num_tokens)
+        slice_.request.waiting_tokens -= slice_.own_tokens
+        self._add(-slice_.own_tokens)
 
     def _add(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -384,11 +390,25 @@ def _split_head(slices: deque[Slice], cut: int) -> Slice:
     return request.slice(start, cut)
 
 
-def _last_that_fits(slice_: Slice, room_tokens: float, room_seqs: int) -> int:
+def _last_that_fits(slice_: Slice, room_tokens: float) -> int:
     """One past the last sequence of the slice that fits; its start or less where none does."""
-    cu_seqlens = slice_.request.cu_seqlens
-    last = min(slice_.stop, slice_.start + room_seqs)
-    return bisect_right(cu_seqlens, cu_seqlens[slice_.start] + room_tokens, slice_.start, last + 1) - 1
+    cu_tokens, start = slice_.request.cu_tokens, slice_.start
+    room = room_tokens - slice_.request.shared_by(start)  # which is computed once more
+    return bisect_right(cu_tokens, cu_tokens[start] + room, start, slice_.stop + 1) - 1
+
+
+def _end_of_group(slice_: Slice, stop: int, limit: int, room_tokens: int) -> int:
+    """One past the last of the sequences from `stop` on that share so much with the one before that they follow it.
+
+    In the next batch, what they share would be computed again.
+    """
+    request = slice_.request
+    if not request.shared:
+        return stop
+    limit, cu_seqlens = min(limit, _last_that_fits(slice_, room_tokens)), request.cu_seqlens
+    while stop < limit and request.shared[stop] >= _LEAST_IN_GROUP * (cu_seqlens[stop + 1] - cu_seqlens[stop]):
+        stop += 1
+    return stop
 
 
 class Backlog:
@@ -500,7 +520,7 @@ class Backlog:
     def _take_suspect(self, request_class: RequestClass, budget: Budget) -> ScheduledBatch:
         queue = min((queues[request_class] for queues in self._queues.values()), key=lambda queue: queue.oldest_suspect)
         batch = queue.take_suspect()
-        while batch.num_seqs > 1 and not budget.fits(batch):  # it was in a larger engine
+        while batch.num_seqs > 1 and not fits(budget.limits, batch):  # it was in a larger engine
             queue.retry([ScheduledBatch(part, is_suspect=True) for part in halves(batch.slices)])
             batch = queue.take_suspect()
         batch.max_tokens = budget.max_tokens
@@ -513,7 +533,7 @@ class Backlog:
         if retry is None:
             return self._pack(queues, leader, budget=budget, owed=owed)
         batch = queues[leader].take_retry()
-        if not budget.fits(batch):
+        if not fits(budget.limits, batch):
             queues[leader].push_front(batch.slices)
             return self._pack(queues, leader, budget=budget, owed=owed)
         batch.max_tokens, batch.release = budget.max_tokens, Release.RETRY
@@ -539,7 +559,7 @@ class Backlog:
         other_class = _INTERACTIVE if leader == _BULK else _BULK
         leading, other = queues[leader], queues[other_class]
         waiting_tokens = leading.num_tokens + min(other.num_tokens, budget.max_joined)
-        max_tokens, max_seqs = budget.sealed(waiting_tokens), budget.max_num_seqs
+        max_tokens = budget.sealed(waiting_tokens)
         batch = ScheduledBatch()
         batch.max_tokens = max_tokens
         reserved = 0
@@ -547,15 +567,15 @@ class Backlog:
         is_joined = other.num_tokens and other.next_retry is None and not self._is_suspects_turn(other_class)
         if is_joined and leader == _INTERACTIVE and owed > 0 and self._turn(_BULK) is queues:
             reserved = int(owed * max_tokens)
-        leading.take(batch, max_tokens - reserved, max_seqs=max_seqs)
+        leading.take(batch, max_tokens - reserved, budget)
         led_tokens = batch.num_tokens
         if is_joined:
-            other.take(batch, min(budget.max_joined, max_tokens), max_seqs=max_seqs)
+            other.take(batch, min(budget.max_joined, max_tokens), budget)
         other_tokens = batch.num_tokens - led_tokens
         if other_tokens:
             self._suspect_was_last[other_class] = False
         if reserved:
-            leading.take(batch, max_tokens, max_seqs=max_seqs)
+            leading.take(batch, max_tokens, budget)
         if leading.was_cut or (is_joined and other.was_cut and budget.max_joined >= max_tokens):
             batch.release = Release.FULL if max_tokens == budget.max_tokens else Release.BUCKET
         elif self.num_tokens[_INTERACTIVE] or self.num_tokens[_BULK]:

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 from batch_manager.messages import Policy, RequestRefusal
 from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice, by_class, halves, num_seqs, parts
-from batch_manager.scheduling.engines import Loss, ReadyEngine
+from batch_manager.scheduling.engines import Loss, ReadyEngine, fits
 from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind, EngineLimits
 from wire.records import light_dataclass
@@ -344,7 +344,7 @@ def _another(model: Model, batch: ScheduledBatch, engine: ReadyEngine) -> ReadyE
     two, or where there is no other."""
     if batch.failed_on is not None:
         return None
-    others = (one for one in model.engines if one is not engine and one.fits(batch))
+    others = (one for one in model.engines if one is not engine and fits(one.limits, batch))
     return min(others, key=lambda one: (one.health.is_suspected, one.load(None)), default=None)
 
 

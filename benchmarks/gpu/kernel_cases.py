@@ -57,6 +57,7 @@ def cases(*, is_tiny: bool) -> list[Case]:
             _rotate(2, 1, 16),
             _quantize(64),
             _pool(64, seqlen=8),
+            _gather(64),
             _embed(64, vocab_size=100),
             _vocabulary(64, num_words=1000, seqlen=8),
         ]
@@ -69,6 +70,7 @@ def cases(*, is_tiny: bool) -> list[Case]:
         *(_rotate(heads, 8, 128) for heads in (16, 32)),
         *(_quantize(h) for h in (1024, 2048, 4096)),
         _pool(384, seqlen=128),
+        _gather(2048),
         _embed(384, vocab_size=30_522),
         _embed(1024, vocab_size=151_669),
         _vocabulary(768, num_words=30_522, seqlen=128),
@@ -192,6 +194,22 @@ def _pool(h: int, *, seqlen: int) -> Case:
         bytes_per_token=h * (_BF16 + 4 / seqlen),
         inputs=make,
         call=lambda ops, inputs: ops.pool(*inputs),
+    )
+
+
+def _gather(h: int) -> Case:
+    """Keys and values out of rows that queries precede; half of the tokens are as those before them."""
+
+    def make(num_tokens: int, device: torch.device, seed: int) -> Arguments:
+        places = torch.arange(num_tokens, device=device, dtype=torch.int32) % (num_tokens // 2)
+        return _random((num_tokens // 2, 2 * h), device, seed)[:, h:], places
+
+    return Case(
+        name="gathered keys and values",
+        width=f"h={h}",
+        bytes_per_token=1.5 * h * _BF16,
+        inputs=make,
+        call=lambda ops, inputs: ops.gather(*inputs),
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import beside, ceilings, mixed, profile, throughput
+from benchmarks.gpu import beside, ceilings, mixed, profile, shared_prefixes, throughput
 from benchmarks.gpu.bench import Bench, TimeUp
 from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.random_models import batch_of
@@ -54,6 +54,7 @@ def _run(bench: Bench, subject: Subject) -> None:
         profile.ops(bench, subject)
         beside.run(bench, subject)
         bench.measure(Key("padding", shape.name, way, "NaN"), partial(_changed_by_padding, subject))
+        shared_prefixes.run(bench, subject)
     if way == FP8:
         bench.measure(Key("probe of products", shape.name, way), partial(_probed, subject))
     throughput.compare(bench, subject)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,6 +214,8 @@ class OpenVinoEngine:
         assert batch.outputs in self.info.outputs, batch.outputs
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
+        if batch.shared is not None and not self.info.shares_prefixes:
+            batch = replace(batch, shared=None)
         longest, giving_way = self.limits.max_seqlen, self._speed.max_giving_way
         mini_batches = cut(
             batch,
@@ -288,7 +290,7 @@ class OpenVinoEngine:
         began = time.perf_counter()
         rows = run(inputs)
         if run is not self._executor.wide:
-            self._speed.observe(mini_batch.index.size, time.perf_counter() - began)
+            self._speed.observe(mini_batch.num_computed, time.perf_counter() - began)
         return rows
 
 

@@ -23,6 +23,7 @@ from engine.cpu.offer import CompileOptions, Options, check, check_outputs, comp
 from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, makers_of, sizes_of, steps_of
 from engine.cpu.selftest import Facts, examine
+from engine.cpu.shared_prefixes import GROUP_TOKENS
 from engine.machine import cores, host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
@@ -39,7 +40,7 @@ logger = logging.getLogger("embedline.engine")
 
 # The format of entries in the cache. Raise it when the same model would have another graph, other rows, another result
 # of the self-test, or other facts in the manifest.
-_FORMAT = 2
+_FORMAT = 3
 
 _SHARE = 0.5  # of the memory; the rest is for weights, short sequences and other processes
 # Numbers that a stream keeps of a token, for each hidden size: 25 to 27 were measured with BERT of 384 to 1,024 numbers
@@ -120,12 +121,14 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     executor, facts = loader.load(makers)
     sizes = sizes_of(folder, facts.dimensions)
     info = _info(folder, loader.compile_options.quantization, facts, sizes, name=name, reason=reason)
+    num_streams = len(executor.streams)
     limits = EngineLimits(
         **batch,
         depth=DEPTH,
         puts_urgent_first=True,
         overlaps=True,
-        target_num_tokens=min(batch["max_num_tokens"], len(executor.streams) * _TARGET_NUM_TOKENS),
+        target_num_tokens=min(batch["max_num_tokens"], num_streams * _TARGET_NUM_TOKENS),
+        group_tokens=min(batch["max_num_tokens"], num_streams * GROUP_TOKENS) if facts.shares_prefixes else 0,
     )
     return OpenVinoEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
@@ -271,4 +274,5 @@ def _info(
         dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
         token_dimensions=sizes.get(OutputKind.TOKENS),
         is_padded=True,  # mini-batches are padded
+        shares_prefixes=facts.shares_prefixes,
     )

@@ -1,16 +1,19 @@
-"""Cuts a packed batch into small padded mini-batches of sequences of similar length. Knows no executor.
+"""Cuts a packed batch into small padded mini-batches of sequences of similar length, or of sequences that begin alike
+(engine.cpu.shared_prefixes). Knows no executor.
 
 Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its longest and up to a multiple of eight.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cpu import shared_prefixes
+from engine.cpu.shared_prefixes import GROUP_TOKENS, MOST_PADDED, UNIQUE, Group, unique_inputs
 from engine.types import Batch
 from wire.parts import EXPANSION_TOKEN
 
@@ -39,6 +42,12 @@ class MiniBatch:
     seqlens: NDArray[np.int32]  # [B], their tokens
     index: NDArray[np.int64]  # [B, S], each token's index in the batch; 0 for padding
     is_token: NDArray[np.bool_]  # [B, S]
+    group: Group | None = None  # where they begin alike
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that the layers compute, as far as this tells how long it takes."""
+        return self.index.size if self.group is None else max(self.group.num_unique, self.index.size // MOST_PADDED)
 
 
 class StreamSpeed:
@@ -96,28 +105,39 @@ def cut(
 
     If the batch gives way, they have at most `max_giving_way` padded tokens, and short ones are between long ones: the
     streams do not all compute long ones at the same time, so an urgent mini-batch soon finds a free stream.
+
+    Sequences that begin alike come first. batch.shared: only of a model that computes what is shared once.
     """
     cu_seqlens = batch.cu_seqlens
     share = MAX_PADDED_TOKENS if num_streams == 1 else int(cu_seqlens[-1]) // num_streams
     max_padded_tokens = max_giving_way if batch.gives_way else min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
     lengths = _lengths(batch, max_seqlen, multiple=MULTIPLE)
     max_padding = 0 if _has_hidden(batch) else COST_IN_TOKENS
+    max_unique = max_giving_way if batch.gives_way else GROUP_TOKENS
+    alike = shared_prefixes.groups(batch, num_streams=num_streams, max_unique=max_unique)
+    others = np.arange(batch.num_seqs)
+    if alike:
+        others = np.setdiff1d(others, np.concatenate([group.numbers for group in alike]))
     groups = [
         some[group]
-        for some in (_of_each_adapter(batch) if has_loras else [np.arange(batch.num_seqs)])
+        for some in (_of_each_adapter(batch, others) if has_loras else [others])
         for group in _groups(lengths[some], max_padded_tokens, max_padding=max_padding)
     ]
     groups.sort(key=lambda group: -int(lengths[group[0]]))
     return [
-        _mini_batch(cu_seqlens, numbers, length=int(lengths[numbers[0]]))
-        for numbers in (_spread(groups) if batch.gives_way else groups)
+        *(_mini_batch(cu_seqlens, each.numbers, length=int(lengths[each.numbers].max()), group=each) for each in alike),
+        *(
+            _mini_batch(cu_seqlens, numbers, length=int(lengths[numbers[0]]))
+            for numbers in (_spread(groups) if batch.gives_way else groups)
+        ),
     ]
 
 
-def _of_each_adapter(batch: Batch) -> list[NDArray[np.int64]]:
-    """The numbers of the sequences of each adapter."""
-    adapters = np.zeros(batch.num_seqs, np.int32) if batch.adapters is None else batch.adapters
-    return [np.flatnonzero(adapters == number) for number in np.unique(adapters)]
+def _of_each_adapter(batch: Batch, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Those of these sequences that each adapter has."""
+    if batch.adapters is None:
+        return [numbers]
+    return [numbers[batch.adapters[numbers] == adapter] for adapter in np.unique(batch.adapters)]
 
 
 def _lengths(batch: Batch, max_seqlen: int, *, multiple: int) -> NDArray[np.int32]:
@@ -141,6 +161,8 @@ def _groups(rounded: NDArray[np.int32], max_padded_tokens: int, *, max_padding: 
     """
     order = np.argsort(-rounded, kind="stable")
     lengths = rounded[order].tolist()
+    if not lengths:
+        return
     start = padding = 0
     for end, length in enumerate(lengths):
         padding += lengths[start] - length
@@ -158,21 +180,27 @@ def _spread(groups: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
         yield from [left.pop() for _ in range(min(2, len(left)))]
 
 
-def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64], *, length: int) -> MiniBatch:
+def _mini_batch(
+    cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64], *, length: int, group: Group | None = None
+) -> MiniBatch:
     starts, ends = cu_seqlens[numbers, None], cu_seqlens[numbers + 1, None]
     seqlens = (ends - starts)[:, 0]
     index = starts + np.arange(length)
     is_token = index < ends
-    return MiniBatch(numbers, seqlens, np.where(is_token, index, 0), is_token)
+    return MiniBatch(numbers, seqlens, np.where(is_token, index, 0), is_token, group)
 
 
-def padded(batch: Batch, mini_batch: MiniBatch, names: Iterable[str], *, pad_id: int) -> dict[str, NDArray[np.int64]]:
+def padded(batch: Batch, mini_batch: MiniBatch, names: Collection[str], *, pad_id: int) -> dict[str, NDArray[np.int64]]:
     """The inputs of a mini-batch that have these names, int64 [B, S]; padding is on the right. LORA has one number.
 
     Models that number positions themselves (RoBERTa and similar) skip tokens that are `pad_id`, in a text as well as in
-    the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding.
+    the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding. Models that
+    compute unique tokens alone have the inputs of `unique_inputs`, too.
     """
-    return {name: _input(name, batch, mini_batch, pad_id) for name in names}
+    own = {}
+    if UNIQUE in names:
+        own = unique_inputs(mini_batch.is_token, None if mini_batch.group is None else mini_batch.group.shared)
+    return {**own, **{name: _input(name, batch, mini_batch, pad_id) for name in names if name not in own}}
 
 
 def _input(name: str, batch: Batch, mini_batch: MiniBatch, pad_id: int) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from engine.store.manifest import Json
 
 # The folder's format. Raise it when the same model would have another graph or other rows in it, or what is read here
 # would stand elsewhere.
-_FORMAT = 1
+_FORMAT = 2
 _UNNUMBERED = 0  # the format of folders that were written before formats were counted
 
 

@@ -21,6 +21,7 @@ from engine.cpu.minibatch import MiniBatch, cut, padded
 from engine.cpu.offer import CompileOptions
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers, PaddedPooling
+from engine.cpu.shared_prefixes import UNIQUE
 from engine.machine.failures import one_line
 from engine.rows.with_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
@@ -33,6 +34,7 @@ from wire.parts import EXPANSION_TOKEN
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
 _DTYPES = ("float32", "bfloat16", "float16")
 _NUM_STREAMS = 2  # that compute at the same time; each keeps memory for the longest that it has computed
+_LONGEST_ALIKE = 32  # tokens of a sequence that begins as another one does
 _STEP = 8  # of 33 texts: four short ones and the longest
 
 
@@ -50,6 +52,7 @@ class Facts:
     left_out: str = ""  # what the self-test did not try
     least_wide: int | None = None  # see engine.cpu.all_cores, measured with so many threads; None = it was not
     num_threads: int = 0
+    shares_prefixes: bool = False  # whether it may compute once what sequences begin with alike
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
@@ -70,7 +73,9 @@ class Facts:
     def notes(self) -> tuple[str, ...]:
         """Notes for the log and /info."""
         equality = f"the self-test's rows equal {self.computed_by} to {self.difference or 0:.0e} of the largest value"
-        return tuple(filter(None, (equality if self.difference is not None else "", self._lower_bits, self.left_out)))
+        alike = "what texts of a batch begin with alike is computed once" if self.shares_prefixes else ""
+        measured = equality if self.difference is not None else ""
+        return tuple(filter(None, (measured, self._lower_bits, alike, self.left_out)))
 
     @property
     def _lower_bits(self) -> str:
@@ -140,8 +145,39 @@ def examine(
         left_out="; ".join(converted.notes),
         least_wide=executor.least_wide,
         num_threads=executor.num_threads,
+        shares_prefixes=shares_prefixes(executor, converted, dtype=dtype),
     )
     return executor, facts
+
+
+def shares_prefixes(executor: Executor, converted: Converted, *, dtype: str) -> bool:
+    """Whether rows are the same where what sequences begin with alike is computed once: all rows of sequences that go
+    on in different ways, behind prefixes of several lengths. Raises ModelError if the compiled model fails."""
+    if UNIQUE not in executor.input_names:
+        return False
+    reference = (*converted.references, *converted.of_texts)[0]
+    batch = _sharing(np.concatenate(reference.sequences), longest=max(map(len, reference.sequences)))
+    names, pad_id = executor.input_names, converted.pad_id
+    compute = partial(_compute, runs=executor.streams[:1], input_names=names, pad_id=pad_id)
+    once, each = (np.concatenate(compute([tried])[0]) for tried in (batch, dataclasses.replace(batch, shared=None)))
+    # what int8 rounds may be rounded up in one sum and down in another
+    limits = "bfloat16" if converted.num_products else dtype
+    return is_near(agreement(once, each, dtype=limits), dtype=limits)
+
+
+def _sharing(token_ids: NDArray[np.int32], *, longest: int) -> Batch:
+    """Two families of sequences of these ids: each sequence begins as the one before it and ends in its own way."""
+    left, sequences, shared = np.resize(token_ids, 4 * _LONGEST_ALIKE), [], []
+    for length in {min(longest, most) for most in (_LONGEST_ALIKE, _LONGEST_ALIKE // 8)}:
+        sequence, left = left[:length], left[length:]
+        sequences.append(sequence)
+        shared.append(0)
+        for num_shared in sorted({length - 1, length * 5 // 8, length // 8} - {0}, reverse=True):
+            num_own = (length - num_shared + 1) // 2
+            sequence, left = np.append(sequence[:num_shared], left[:num_own]), left[num_own:]
+            sequences.append(sequence)
+            shared.append(num_shared)
+    return dataclasses.replace(batch_of(sequences), shared=np.array(shared, np.int32))
 
 
 def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:

@@ -11,6 +11,7 @@ entries of the vocabulary, D numbers a row.
 import contextlib
 import importlib
 import io
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ from engine.cpu.lora import fit, merged, numbers_of
 from engine.cpu.minibatch import ADAPTERS, ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.outputs import head_in_graph
 from engine.cpu.selftest import num_hidden
+from engine.cpu.unique_tokens import UniqueGraph, on_unique_tokens
 from engine.machine.failures import one_line
 from engine.model.lora import Adapter
 from engine.model.model_folder import ModelFolder
@@ -44,6 +46,8 @@ from engine.transformers.loading import load_model, takes, takes_token_types
 from engine.transformers.reference import State, entries_of, some_rows
 from engine.transformers.visibility import visibility_of
 from engine.types import ModelError
+
+logger = logging.getLogger("embedline.engine")
 
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 TRACED = "embedline_traced"
@@ -279,6 +283,8 @@ class Traced:
         self._model = Graph(model, head_in_graph(folder), hides_tokens=folder.hides_tokens)
         self._state = State(self._model)
         self._architecture = folder.architecture
+        # hidden tokens are masked, and the form of unique tokens has no mask
+        self._may_share = not folder.hides_tokens and folder.padding_idx is None
         # RoBERTa and similar models number positions by the padding id
         self.pad_id = self._model.pad_id if folder.padding_idx is None else folder.padding_idx
 
@@ -313,11 +319,22 @@ class Traced:
         try:
             with quiet():
                 self._model(**self._model.example())  # tracing runs it more than once, and BigBird changes at the first
-                return openvino.save(_traced(self._model), target, quantization=quantization)
+                return openvino.save(self._traced(), target, quantization=quantization)
         except ModelError:
             raise
         except Exception as error:  # tracers and converters raise anything on code that they do not support
             raise ModelError(f"openvino can't convert {self._architecture!r}: {one_line(error)}") from error
+
+    def _traced(self) -> Any:
+        """In the form that computes shared prefixes once, if the model has it."""
+        if self._may_share:
+            with on_unique_tokens(self._model) as unique:
+                try:
+                    if unique is not None:
+                        return _traced(unique)
+                except Exception as error:
+                    logger.info("openvino can't convert the form of unique tokens: %s", one_line(error))
+        return _traced(self._model)
 
 
 def _size(layer: nn.Linear | Conv1D) -> tuple[int, int]:
@@ -330,7 +347,7 @@ def _with_more(more: Tensor, _: nn.Module, __: Any, output: Tensor) -> Tensor:
     return output + more
 
 
-def _traced(model: Graph) -> Any:
+def _traced(model: Graph | UniqueGraph) -> Any:
     """The openvino.Model of a torch model. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
     ov = openvino.import_openvino()
     tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")

@@ -7,6 +7,7 @@ started before it. The price is a short pause of the device before each such bat
 """
 
 import collections
+import dataclasses
 import queue
 import threading
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class FusedEngine:
         slot = self._free_slots[batch.is_urgent].get()
         self._num_submitted += 1
         held = _BatchInSlot(self._num_submitted, slot, batch.is_urgent, batch.gives_way and not batch.is_urgent)
+        if batch.shared is not None and not self.info.shares_prefixes:
+            batch = dataclasses.replace(batch, shared=None)
         held.error = self._runner.stage(slot, batch)
         with self._changed:
             self._staged.append(held)

@@ -39,6 +39,8 @@ from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, batch_of, comparable, is_near, joined, not_finite
 from engine.selftest.sample_ids import Sequences, trial
 from engine.types import (
+    MAX_SENT,
+    Batch,
     DeviceTrouble,
     EngineError,
     EngineErrorKind,
@@ -129,6 +131,7 @@ class _Loading:
         with self._phase("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
             compare_with_reference(engine, model, tried.sequences)
+            share_prefixes(engine, model, tried.sequences)
         with self._phase("graphs"):
             record_queries(engine, model)
         return Loaded(engine, model, outcome)
@@ -263,15 +266,19 @@ def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         return engine_error(error)
     if model.chosen.capability is None:  # what a CPU lacks in memory it lends from the disk, and takes a while
         return engine
-    largest = sample_ids.largest_batch(model.chosen.folder, engine.limits)
+    return _error_of(engine, batch_of(sample_ids.largest_batch(model.chosen.folder, engine.limits))) or engine
+
+
+def _error_of(engine: FusedEngine, largest: Batch) -> EngineError | None:
+    """Why an engine can't compute a batch of this size, whatever it is asked for."""
     # Run twice, so that its graph is recorded and keeps its memory. Shapes without a graph need as much in addition.
     recorded = engine.info.outputs & packing.ROWS_OF_SEQUENCES
     for outputs in (*([recorded] * 2 if recorded else ()), engine.info.outputs):
-        results = selfcheck.answered(engine, largest, outputs)
+        results = compute(engine, dataclasses.replace(largest, outputs=outputs))
         on_recorder(int)  # waits until the graph is recorded
         if isinstance(results, EngineError):
             return results
-    return engine
+    return None
 
 
 def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequences) -> None:
@@ -320,6 +327,44 @@ def _expected(model: Model, sequences: Sequences) -> Results | None:
         raise selfcheck.cannot_run("fused", found)
     logger.warning("the self-test of the fused engine's kernels is left out: there is no memory for its reference")
     return None
+
+
+def share_prefixes(engine: FusedEngine, model: Model, sequences: Sequences) -> None:
+    """Have the engine compute once what sequences begin with alike, if its rows are then the same.
+
+    Nothing is tried where that is never right, since the limits of FP8 are wide: tokens that see later ones. Nor where
+    a model scores words for sparse rows, whose kernels go by tiles of all tokens.
+    """
+    alone = engine.info
+    if not model.spec.is_causal or OutputKind.SPARSE in alone.outputs:
+        return
+    note = "what texts of a request begin with alike is computed once"
+    engine.info = dataclasses.replace(alone, shares_prefixes=True, notes=(*alone.notes, note))
+    outputs = alone.outputs | OutputKind.TOKENS
+    folder, dtype = model.chosen.folder, alone.dtype
+    tried = [one for one in sequences if len(one) <= sample_ids.LONGEST]
+    differences = (selfcheck.difference_by_sharing(engine, folder, tried, kind, dtype=dtype) for kind in outputs)
+    why_not = next(filter(None, differences), "") or _lack_for_sharing(engine, model)
+    if why_not:
+        note = f"what texts of a request begin with alike is computed for each: {why_not}"
+        engine.info = dataclasses.replace(alone, notes=(*alone.notes, note))
+        free_memory()
+
+
+def _lack_for_sharing(engine: FusedEngine, model: Model) -> str:
+    """Why the engine can't compute as many tokens as the largest batch may have that shares; "" = it can."""
+    if model.chosen.capability is None:
+        return ""
+    limits, times = engine.limits, MAX_SENT
+    seqlen = max(2, limits.max_seqlen - times + 1)  # each time with one token of its own
+    num_times = max(1, min(limits.max_num_tokens // limits.max_seqlen, limits.max_num_seqs // times))
+    sequences = sample_ids.arbitrary(model.chosen.folder, [seqlen] * num_times)
+    largest = batch_of([one for one in sequences for _ in range(times)])
+    shared = np.tile(np.array([0] + [seqlen - 1] * (times - 1), np.int32), num_times)
+    error = _error_of(engine, dataclasses.replace(largest, shared=shared))
+    if error is not None and error.kind is EngineErrorKind.FATAL:
+        raise selfcheck.cannot_run("fused", error)
+    return str(error or "")
 
 
 def record_queries(engine: FusedEngine, model: Model) -> None:

@@ -3,7 +3,8 @@
 What a model's files have beside its layers is loaded here: the modules after the pooling, late interaction's vectors,
 bge-m3's weights of tokens, a table of queries. Heads for scores are among the model's weights (`Spec.head`).
 
-Shapes: T tokens and B sequences with padding, h numbers of a hidden state.
+Shapes: T tokens, U of them with a row (see engine.fused.model.ops) and B sequences, with padding; h numbers of a hidden
+state.
 """
 
 from dataclasses import dataclass, field
@@ -74,10 +75,10 @@ class ModelCompute:
         return {kind: self._output(kind, hidden, inputs, is_pruned=is_pruned) for kind in shape.outputs}
 
     def _output(self, kind: OutputKind, hidden: Tensor, inputs: Inputs, *, is_pruned: bool) -> Tensor | RaggedRows:
-        """hidden: [T, h], or [B, h] of the pooled tokens where pruned."""
+        """hidden: [U, h], or [B, h] of the pooled rows where pruned."""
         match kind:
             case OutputKind.TOKENS:
-                return hidden
+                return self._of_tokens(hidden, inputs)
             case OutputKind.POOLED:
                 return self._modules.after_pooling(self._pooled(hidden, inputs, is_pruned=is_pruned))
             case OutputKind.LOGITS if (scorer := self._scorer) is not None:
@@ -87,9 +88,9 @@ class ModelCompute:
             case OutputKind.LOGITS:  # PooledScores
                 return self._modules.after_pooling(self._pooled(hidden, inputs, is_pruned=is_pruned))
             case OutputKind.TOKEN_LOGITS if self._scorer is not None:
-                return self._scorer(hidden)
+                return self._of_tokens(self._scorer(hidden), inputs)
             case OutputKind.MULTI_VECTOR if self._modules.vectors is not None:
-                return self._modules.vectors(hidden)
+                return self._of_tokens(self._modules.vectors(hidden), inputs)
             case OutputKind.SPARSE if self._modules.token_weights is not None:
                 return self._modules.token_weights(hidden)
             case OutputKind.SPARSE if self._words is not None:
@@ -101,8 +102,12 @@ class ModelCompute:
         if is_pruned:
             return hidden
         if self._pooling == "mean":
-            return self._blocks.ops.pool(hidden, inputs.cu_seqlens)
+            return self._blocks.ops.pool(self._of_tokens(hidden, inputs), inputs.cu_seqlens)
         return hidden.index_select(0, inputs.pooled)
+
+    def _of_tokens(self, rows: Tensor, inputs: Inputs) -> Tensor:
+        """[T, …] of [U, …]"""
+        return rows if inputs.places is None else self._blocks.ops.gather(rows, inputs.places)
 
     def _weights_of_words(self, hidden: Tensor, inputs: Inputs, words: WordScores) -> RaggedRows:
         blocks, activation = self._blocks, self._blocks.spec.vocabulary_activation

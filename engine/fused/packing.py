@@ -1,8 +1,8 @@
 """Packs a batch into one int32 block, so that one copy moves it to the device, and unpacks the block there.
 
 The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.model.ops says:
-token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 6 | pooled tiles B x 6 |
-pooled B
+token ids U | positions U | token types U (where there are any) | cu_seqlens B + 1 | tiles N x 6 | pooled tiles B x 6 |
+pooled B | places T (where sequences share prefixes)
 
 Batches that may run as a CUDA graph are padded to few enough shapes to keep a graph of each. Others are padded to the
 next multiple of 16.
@@ -11,7 +11,12 @@ Tiles say which queries attend to which keys; the columns of their table are des
 Tiles of long sequences come first, and of each sequence the last tile: with a causal mask it has the most work.
 Programs start in this order, so the last ones to run, when some multiprocessors have no work left, are short.
 
-Shapes: T tokens and B sequences with padding, N tiles.
+Of a batch whose sequences share prefixes both U and T are padded. T is twice U, or as many times 2 as it takes: few
+shapes again, and room that is not used costs next to nothing. Other batches have no such part, and nothing is launched
+for it.
+
+Shapes: T tokens and B sequences with padding, N tiles; U tokens that are computed, which are all where no prefixes are
+shared.
 """
 
 import bisect
@@ -23,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
+from engine.rows.shared_prefixes import unique_tokens
 from engine.rows.with_numpy import last_tokens, num_visible, position_ids
-from engine.types import Batch, OutputKind
+from engine.types import MAX_SENT, Batch, OutputKind
 
 # fmt: off
 _TOKEN_BUCKETS = (
@@ -52,20 +58,21 @@ _FIXED = 64  # the fixed cost of a tile (queries in, rows out), in keys
 class Shape:
     """All that the buffers and kernels of a batch depend on. A CUDA graph holds for all batches of its shape."""
 
-    num_tokens: int  # T
+    num_tokens: int  # U
     num_seqs: int  # B
     num_tiles: int  # N
     block: int  # at most so many queries a tile
     has_types: bool
     outputs: OutputKind
     is_worth_a_graph: bool  # whether a CUDA graph is worth recording when it comes again
+    num_places: int = 0  # T, where prefixes are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """Chooses the shapes of one engine's batches."""
 
-    max_num_tokens: int  # of a batch
+    max_num_tokens: int  # U of a batch
     max_num_seqs: int
     max_seqlen: int
     has_token_types: bool  # whether the model has token types
@@ -86,20 +93,27 @@ class Shapes:
             self.has_token_types,
             self.outputs,
             is_worth_a_graph=False,
+            num_places=self._max_num_places,
         )
+
+    @property
+    def _max_num_places(self) -> int:
+        return _aligned(MAX_SENT * self.max_num_tokens)
 
     def of(self, batch: Batch) -> Shape:
         """The shape of this batch. Raises ValueError if it exceeds a limit."""
-        longest = batch.max_seqlen
-        if longest > self.max_seqlen or batch.num_tokens > self.max_num_tokens or batch.num_seqs > self.max_num_seqs:
+        longest, shared = batch.max_seqlen, shared_of(batch)
+        num_computed = batch.num_tokens - (0 if shared is None else int(shared.sum()))
+        is_too_large = num_computed > self.max_num_tokens or batch.num_tokens > self._max_num_places
+        if longest > self.max_seqlen or is_too_large or batch.num_seqs > self.max_num_seqs:
             raise ValueError(f"{batch.num_seqs} sequences of up to {longest} tokens are over the engine's limits")
-        bucket = _at_least(batch.num_tokens, token_buckets(self.max_num_tokens))
+        bucket = _at_least(num_computed, token_buckets(self.max_num_tokens))
         is_worth_a_graph = batch.outputs in ROWS_OF_SEQUENCES and bucket <= self.max_graph_tokens
-        num_tokens = _aligned(bucket if is_worth_a_graph else batch.num_tokens)
+        num_tokens = _aligned(bucket if is_worth_a_graph else num_computed)
         num_seqs = min(_at_least(batch.num_seqs, _SEQUENCE_BUCKETS), self.max_num_seqs, num_tokens)
         if batch.outputs == OutputKind.SPARSE:  # no graph, and a sequence of padding has the maxima of all words too
             num_seqs = batch.num_seqs
-        block = choose_block(batch.cu_seqlens)
+        block = choose_block(batch.cu_seqlens, shared)
         return Shape(
             num_tokens=num_tokens,
             num_seqs=num_seqs,
@@ -108,7 +122,21 @@ class Shapes:
             has_types=self.has_token_types and batch.token_type_ids is not None,
             outputs=batch.outputs,
             is_worth_a_graph=is_worth_a_graph,
+            num_places=0 if shared is None else self._num_places(batch.num_tokens, num_tokens, is_worth_a_graph),
         )
+
+    def _num_places(self, num_sent: int, num_tokens: int, is_worth_a_graph: bool) -> int:
+        if not is_worth_a_graph:
+            return _aligned(num_sent)
+        room = 2 * num_tokens
+        while room < num_sent:
+            room *= 2
+        return min(room, self._max_num_places)
+
+
+def shared_of(batch: Batch) -> NDArray[np.int32] | None:
+    """Leading tokens [B] of each sequence that are computed with the one before; None = each token for itself."""
+    return None if batch.shared is None or not batch.shared.any() else batch.shared
 
 
 @functools.lru_cache
@@ -138,22 +166,34 @@ def _aligned(num_tokens: int) -> int:
 
 
 def tile_table(
-    cu_seqlens: NDArray[np.int32], *, block: int, num_keys: NDArray[np.signedinteger] | None = None
+    cu_seqlens: NDArray[np.int32],
+    *,
+    block: int,
+    num_keys: NDArray[np.signedinteger] | None = None,
+    shared: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """The tiles int32 [N, TILE_FIELDS] of all tokens of sequences with the bounds cu_seqlens, int32 [B + 1].
+    """The tiles int32 [N, TILE_FIELDS] of all rows of sequences with the bounds cu_seqlens, int32 [B + 1].
 
     num_keys: [B], how many of a sequence's tokens all of its tokens see, from the first on; None = all.
+    shared: [B], how many of a sequence's first tokens have their rows in sequences before; None = none.
     """
     lengths = np.diff(cu_seqlens)
-    order = np.argsort(-lengths, kind="stable")
-    counts = -(-lengths // block)[order]
+    without_row = np.zeros_like(lengths) if shared is None else shared
+    num_rows = lengths - without_row
+    first_row = np.cumsum(num_rows) - num_rows
+    order = np.argsort(-num_rows, kind="stable")
+    counts = -(-num_rows // block)[order]
     place = np.repeat(np.arange(len(counts)), counts)
     num_after = np.arange(len(place)) - (np.cumsum(counts) - counts)[place]  # tiles of the sequence
-    position = (counts[place] - 1 - num_after) * block
+    rows_before = (counts[place] - 1 - num_after) * block
     sequence = order[place]
-    start, num_queries = cu_seqlens[sequence], np.minimum(lengths[sequence] - position, block)
     return _table(
-        start + position, num_queries, position, start, (lengths if num_keys is None else num_keys)[sequence], sequence
+        first_row[sequence] + rows_before,
+        np.minimum(num_rows[sequence] - rows_before, block),
+        without_row[sequence] + rows_before,
+        cu_seqlens[sequence],
+        (lengths if num_keys is None else num_keys)[sequence],
+        sequence,
     )
 
 
@@ -171,15 +211,16 @@ def max_num_tiles(num_tokens: int, num_seqs: int, *, block: int) -> int:
     return num_used + (num_tokens - num_used) // block
 
 
-def choose_block(cu_seqlens: NDArray[np.int32]) -> int:
+def choose_block(cu_seqlens: NDArray[np.int32], shared: NDArray[np.int32] | None = None) -> int:
     """The fastest size of tiles: small ones waste less on short sequences, large ones are faster per query.
 
     Alone among their like: up to 16 tokens 16, 32 tokens 32, 64 tokens 64; longer ones 128, but 64 where that saves
-    half a tile of few. Batches of several lengths go by the sum.
+    half a tile of few. Batches of several lengths go by the sum. shared: see tile_table.
     """
     lengths = np.diff(cu_seqlens).astype(np.int64)
+    num_rows = lengths if shared is None else lengths - shared
     keys = -(-lengths // _KEYS) * _KEYS + _FIXED
-    return min(BLOCKS, key=lambda block: int((-(-lengths // block) * keys).sum()) * block / _RATES[block])
+    return min(BLOCKS, key=lambda block: int((-(-num_rows // block) * keys).sum()) * block / _RATES[block])
 
 
 def _table(*columns: NDArray[np.signedinteger]) -> NDArray[np.int32]:
@@ -200,6 +241,7 @@ class Layout:
     tiles: slice
     pooled_tiles: slice
     pooled: slice
+    places: slice  # empty if no prefixes are shared
     size: int  # numbers in the block
 
 
@@ -214,6 +256,7 @@ def layout(shape: Shape) -> Layout:
         "tiles": shape.num_tiles * TILE_FIELDS,
         "pooled_tiles": shape.num_seqs * TILE_FIELDS,
         "pooled": shape.num_seqs,
+        "places": shape.num_places,
     }
     parts, end = {}, 0
     for name, size in sizes.items():
@@ -235,6 +278,7 @@ def views(block: Tensor, shape: Shape) -> Inputs:
         pooled=block[places.pooled],
         tiles=tiles,
         pooled_tiles=pooled_tiles,
+        places=block[places.places] if shape.num_places else None,
     )
 
 
@@ -255,18 +299,23 @@ class Packer:
         """
         self._check(batch)
         places = layout(shape)
-        _fill(block[places.token_ids], batch.token_ids)
-        _fill(block[places.positions], position_ids(batch, self.padding_idx))
+        shared = shared_of(batch)
+        unique = None if shared is None else unique_tokens(batch)
+        computed = slice(None) if unique is None else unique.first
+        _fill(block[places.token_ids], batch.token_ids[computed])
+        _fill(block[places.positions], position_ids(batch, self.padding_idx)[computed])
         if shape.has_types:
             assert batch.token_type_ids is not None
-            _fill(block[places.token_type_ids], batch.token_type_ids)
+            _fill(block[places.token_type_ids], batch.token_type_ids[computed])
         _fill(block[places.cu_seqlens], batch.cu_seqlens, rest=batch.num_tokens)
         num_keys = num_visible(batch) if self.hides_tokens else None
-        tiles = tile_table(batch.cu_seqlens, block=shape.block, num_keys=num_keys)
+        tiles = tile_table(batch.cu_seqlens, block=shape.block, num_keys=num_keys, shared=shared)
         _fill(block[places.tiles], tiles.reshape(-1))
         pooled = self._pooled(batch)
-        _fill(block[places.pooled], pooled)
+        _fill(block[places.pooled], pooled if unique is None else unique.places[pooled])
         _fill(block[places.pooled_tiles], pooled_tile_table(batch.cu_seqlens, pooled).reshape(-1))
+        if unique is not None:
+            _fill(block[places.places], unique.places, rest=-1)
 
     def _pooled(self, batch: Batch) -> NDArray[np.int32]:
         if self.pooling == "last":
@@ -282,7 +331,7 @@ class Packer:
             raise ValueError(f"a token type is not one of the {self.num_types}")
 
 
-def _fill(place: NDArray[np.int32], values: NDArray[np.int32], rest: int = 0) -> None:
+def _fill(place: NDArray[np.int32], values: NDArray[np.signedinteger], rest: int = 0) -> None:
     place[: len(values)] = values
     place[len(values) :] = rest
 

@@ -22,7 +22,7 @@ from engine.model.detection.vocabulary import USUAL
 from engine.model.json_files import Json, read_optional
 from engine.model.model_folder import ModelFolder
 from engine.model.weights import weights_of
-from engine.types import EngineLimits, ModelError
+from engine.types import Batch, EngineLimits, ModelError, OutputKind
 
 if TYPE_CHECKING:
     import tokenizers
@@ -54,6 +54,30 @@ def arbitrary(folder: ModelFolder, seqlens: Iterable[int]) -> Sequences:
     numbers = np.random.default_rng(seed=0)
     first = min(_NUM_SPECIAL, folder.vocab_size - 1)
     return [numbers.integers(first, folder.vocab_size, min(seqlen, folder.max_seqlen), np.int32) for seqlen in seqlens]
+
+
+def beginning_alike(folder: ModelFolder, originals: Sequences) -> Batch | None:
+    """Each of these, one as long that goes on with other ids, and a short one that begins as both do.
+
+    Those that are too short are left out. None if all are, or the vocabulary is too small.
+    """
+    first = min(_NUM_SPECIAL, folder.vocab_size - 1)
+    if folder.vocab_size - first < 2:  # there are no other ids
+        return None
+    sequences, shared = [], [0]
+    for original in originals:
+        most = 2 * len(original) // 3
+        least = most // 2
+        if least:
+            others = first + (original - first + 1) % (folder.vocab_size - first)
+            sequences += [original, np.append(original[:most], others[most:])]
+            sequences.append(np.append(original[:least], others[least]))
+            shared += [most, least, 0]
+    if not sequences:
+        return None
+    cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
+    token_ids = np.concatenate(sequences).astype(np.int32)
+    return Batch("", OutputKind.POOLED, token_ids, cu_seqlens, shared=np.array(shared[:-1], np.int32))
 
 
 def special(folder: ModelFolder) -> tuple[list[int], list[int]]:

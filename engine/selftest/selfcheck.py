@@ -1,15 +1,18 @@
 """Checks that a freshly loaded engine gives a sequence the same row alone as in a batch with others.
 
 This finds a faulty device, driver or kernel. Whether the rows are right for the model is for each architecture's tests.
+
+It also finds out whether sequences may share the rows of what they begin with alike: not where tokens see later ones.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import agreement, batch_of, comparable, first_of, is_near, joined, not_finite
-from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial, trial
+from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial, beginning_alike, trial
 from engine.types import (
     DeviceTrouble,
     Engine,
@@ -58,6 +61,34 @@ def _check_near(engine: Engine, kind: OutputKind, found: Rows, alone: Rows, *, d
             f"{near.in_words}; --engine transformers may serve the model",
             longest,
         )
+
+
+def difference_by_sharing(
+    engine: Engine, folder: ModelFolder, sequences: Sequences, kind: OutputKind, *, dtype: str
+) -> str:
+    """How rows differ where what sequences begin with alike is computed once, in words, or why that is not known; "" =
+    they are the same.
+
+    The engine does as `Batch.shared` says. Raises DeviceTrouble where the GPU is lost. dtype: a key of TOLERANCE.
+    """
+    limits = engine.limits  # each sequence becomes three, together not three times as long
+    room = dataclasses.replace(limits, max_num_tokens=limits.max_num_tokens // 3, max_num_seqs=limits.max_num_seqs // 3)
+    fitting = [one for one in sequences if len(one) <= room.max_num_tokens] if room.max_num_seqs else []
+    tried = [alike for part in batches(room, fitting) if (alike := beginning_alike(folder, part)) is not None]
+    if not tried:
+        return "no batch could have several that do"
+    once: list[Results] = []
+    whole: list[Results] = []
+    for alike in tried:
+        for found, shared in ((once, alike.shared), (whole, None)):
+            results = compute(engine, dataclasses.replace(alike, model=engine.info.name, outputs=kind, shared=shared))
+            if isinstance(results, EngineError):
+                if results.kind is EngineErrorKind.FATAL:
+                    raise cannot_run(engine.info.engine, results)
+                return str(results)
+            found.append(results)
+    near = agreement(*comparable(kind, joined(once)[kind], joined(whole)[kind]), dtype=dtype)
+    return "" if is_near(near, dtype=dtype) else near.in_words
 
 
 def results_of(engine: Engine, sequences: Sequences, outputs: OutputKind) -> Results:

@@ -30,6 +30,9 @@ _MAX_CANARY_SECONDS = 0.05  # by the measured rate; longer ones get those
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
 _SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
 _RATE_SIZE = 1024  # tokens of the batch that is measured where the target is known
+_PREFIX = 75  # tokens that texts of a request share: a reranker's template with a short query
+_GROUPS = (512, 1024, 2048, 4096)  # unique tokens of a batch of such texts; of the largest the prefix is 2 %
+_SHORTEST = 1e-6  # seconds of a batch of any size, whatever a line through costs says
 _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy machine makes of the figures is not
 _MAX_SECONDS = 0.6  # for all of them together
 _NUM_STAGED = 4  # batches one behind the other, where it is the rate of many that is wanted
@@ -54,11 +57,13 @@ def warm_up(engine: Engine) -> EngineLimits:
     # in FP8 on an H100 seemed to have all of its rate with 1,024 tokens, and has 90 %), so time alone bounds its batch.
     target = 0 if engine.limits.token_buckets else _target(rates)
     rate = rates[target] if target else max(rates.values())
+    has_groups = engine.info.shares_prefixes and not engine.limits.token_buckets
     return dataclasses.replace(
         engine.limits,
         tokens_per_second=rate,
         target_num_tokens=target,
-        fixed_batch_seconds=max(0.0, _seconds_of(costs, 0)) if len(costs) > 1 else 0.0,
+        fixed_batch_seconds=max(0.0, _seconds_of(costs, 0)),
+        group_tokens=engine.limits.group_tokens or (_group(costs, engine.limits) if has_groups else 0),
     )
 
 
@@ -100,8 +105,10 @@ def _costs(engine: Engine) -> dict[int, float]:
 
 
 def _seconds_of(costs: Mapping[int, float], num_tokens: int) -> float:
-    """Seconds of a batch that was not measured, by a straight line through the smallest and the largest that were."""
-    (least, quickest), (most, slowest) = min(costs.items()), max(costs.items())
+    """Seconds of a batch that was not measured, by a straight line through the smallest and the largest that were, or
+    through nothing where one alone was."""
+    known = costs if len(costs) > 1 else {0: 0.0, **costs}
+    (least, quickest), (most, slowest) = min(known.items()), max(known.items())
     a_token = max(0.0, slowest - quickest) / (most - least)
     return slowest + (num_tokens - most) * a_token
 
@@ -111,6 +118,15 @@ def _target(rates: Mapping[int, float]) -> int:
     least_rate = _ENOUGH * max(rates.values())
     target = min((size for size, rate in rates.items() if size >= _MIN_TARGET and rate >= least_rate), default=0)
     return target if target < max(rates) else 0
+
+
+def _group(costs: Mapping[int, float], limits: EngineLimits) -> int:
+    """The unique tokens of a batch of texts that share a prefix beyond which they are hardly faster: the more there
+    are, the less its computing costs each, until larger batches are slower."""
+    sizes = [min(size, limits.max_num_tokens) for size in _GROUPS]
+    seconds = {size: max(_SHORTEST, costs.get(size) or _seconds_of(costs, size)) for size in sizes}
+    rates = {size: max(0, size - _PREFIX) / seconds[size] for size in sizes}
+    return min(size for size, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
 
 
 def _equal_seqlens(limits: EngineLimits, num_tokens: int) -> list[int]:

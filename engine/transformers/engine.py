@@ -165,7 +165,7 @@ def _prepare(folder: ModelFolder, placement: Placement, options: LoadOptions, on
             raise
         # perhaps because a layer reads weights of another one, which prepacking removes
         choice = choose_forward(_load(folder, placement), folder, least_tried=options.least_tried)
-    if choice.finding is not known:
+    if choice.finding != known:
         findings.put(choice.finding)
     return choice
 
@@ -192,4 +192,9 @@ def _info(folder: ModelFolder, placement: Placement, choice: ForwardChoice, *, n
         device=str(placement.device),
         notes=(*choice.notes, *filter(None, (padded, table, note_of(folder.loras)))),
     )
-    return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.finding.way == PADDED)
+    return dataclasses.replace(
+        info,
+        token_dimensions=folder.hidden_size,
+        is_padded=choice.finding.way == PADDED,
+        shares_prefixes=choice.finding.shares_prefixes,
+    )

@@ -5,6 +5,10 @@ Most architectures can be packed. A few have their own attention, and some mix n
 their configuration says. Then they are padded, and where that is wrong, too, each sequence is run alone. The heads are
 tested with the rows.
 
+Whether packed sequences may share what they begin with alike is tested after that: in a causal model the rows of a
+beginning are equal whatever follows. No key of a configuration is asked, which could not tell that a convolution, a
+state or a kind of attention looks ahead.
+
 What was found out is kept on disk, so that the next start tries fewer sequences and one way to run them. It still
 compares that way with one sequence at a time, as far as that costs little.
 """
@@ -24,8 +28,9 @@ from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.identity import files_beside
 from engine.model.model_folder import ModelFolder, read_as
-from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
-from engine.selftest.sample_ids import NUM_VICTIMS, TOKENIZER_FILES, Trial, longer, trial
+from engine.rows.shared_prefixes import unique_tokens
+from engine.selftest.comparison import TOLERANCE, agreement, comparable, is_near, largest_difference
+from engine.selftest.sample_ids import NUM_VICTIMS, TOKENIZER_FILES, Trial, beginning_alike, longer, trial
 from engine.store import fingerprint
 from engine.store.cache import Cache
 from engine.transformers import attention
@@ -34,7 +39,7 @@ from engine.transformers.heads import makers_of
 from engine.transformers.placement import Placement
 from engine.transformers.prepack import prepack
 from engine.transformers.reference import Reference, Scores, State, run_adapted, run_alone
-from engine.types import ModelError, OutputKind, Rows
+from engine.types import Batch, ModelError, OutputKind, Rows
 from wire.dataclass_json import from_json, to_json
 
 logger = logging.getLogger("embedline.engine")
@@ -57,7 +62,7 @@ _FOLDER = "self-tests"  # within --compiled-cache
 _MAX_ENTRIES = 256  # of a file each
 # An entry's format. Raise it when the self-test would find out something else for the same model, or a SelftestResult
 # has other fields.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,13 @@ class SelftestResult:
     keeps_state: bool  # see Reference
     longest: int  # tokens of the longest sequence that was tried
     notes: tuple[str, ...]  # what it left out
+    shares_prefixes: bool = False  # see Batch.shared
 
     @property
     def note(self) -> str:
         """The note for people."""
-        return f"{self.way}: {_WAYS[self.way]}{self.why_not and ' '}{self.why_not}"
+        prefixes = "; what texts of a request begin with alike is computed once" if self.shares_prefixes else ""
+        return f"{self.way}: {_WAYS[self.way]}{self.why_not and ' '}{self.why_not}{prefixes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,9 @@ def choose_forward(
             forward, way, _ = _first_that_agrees((ALONE,), model, folder, reference, made.makers)
             why_not = f"{why_not} and {PADDED} {problem}"
     why_not = _KEEPS_STATE if keeps_state else why_not
+    shares = _share_prefixes(forward, folder, made.makers, tried, known)
     finding = known or SelftestResult(way, why_not, keeps_state, longest, reference.notes)
+    finding = dataclasses.replace(finding, shares_prefixes=shares)
     notes = (finding.note, *prepacked, *made.notes, *finding.notes)
     return ForwardChoice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
 
@@ -182,6 +191,46 @@ def _try(
         return forward, ""
     model.set_attn_implementation(own)
     return None, f"{way} {problem}"
+
+
+def _share_prefixes(
+    forward: Forward, folder: ModelFolder, makers: Makers, tried: Trial, known: SelftestResult | None
+) -> bool:
+    """Have the forward compute common beginnings once if it may; whether it does."""
+    if not isinstance(forward, PackedForward) or (known is not None and not known.shares_prefixes):
+        return False
+    longest = max(tried.sequences, key=len)
+    trials = [tried.sequences[:NUM_VICTIMS], *([] if known else [[longest]])]
+    alike = [beginning_alike(folder, each) for each in trials]
+    try:
+        forward.shares_prefixes = all(batch is not None and _may_share(forward, batch, makers) for batch in alike)
+    except Exception:  # layers raise anything on rows that they do not expect
+        forward.shares_prefixes = False
+    return forward.shares_prefixes
+
+
+def _may_share(forward: PackedForward, alike: Batch, makers: Makers) -> bool:
+    """Whether rows of a beginning are equal whatever follows, and those of a batch if they are computed once."""
+    unique = unique_tokens(alike)
+    assert unique is not None
+    forward.shares_prefixes = False
+    apart = forward(alike)
+    rows, dtype = _on_host(apart), str(apart.dtype).removeprefix("torch.")
+    # sequences of one length are rounded in the same way, so in 16 bits less is tolerated than between batches
+    seqlens = np.diff(alike.cu_seqlens)
+    is_as_long = np.repeat(np.diff(seqlens, prepend=0) == 0, seqlens)
+    strict = "float32" if dtype == "float32" else "float16"
+    same = agreement(rows[is_as_long], rows[unique.first[unique.places]][is_as_long], dtype=strict)
+    if not is_near(same, dtype=strict):
+        return False
+    forward.shares_prefixes = True
+    once = forward(alike)
+    outputs = [(kind, make(once, alike), make(apart, alike)) for kind, make in makers.items()]
+    tolerance = _SCORES_FACTOR * _tolerance(apart)
+    return is_near(agreement(_on_host(once), rows, dtype=dtype), dtype=dtype) and all(
+        largest_difference(found, expected, scale=max(1.0, float(np.abs(expected).max(initial=0)))) <= tolerance
+        for found, expected in (comparable(*each) for each in outputs)
+    )
 
 
 def _is_reentrant(model: PreTrainedModel) -> bool:

@@ -101,11 +101,14 @@ BATCHES = (
         "batch, `retry` a part of a batch that failed, `elsewhere` a batch that had failed on another engine, "
         "`suspect` with few others or alone after its engine had died.",
         "`drained` is rare while clients wait: the engines are the bottleneck"),
-    histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches.", POWERS),
+    counter("embedline_computed_tokens_total", ("model",),
+        "Tokens of finished batches. Equal texts of one request count once, and so does what its texts begin with "
+        "alike, where the model computes that once; `embedline_input_tokens_total` counts what was sent."),
+    histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches, counted like these.", POWERS),
     histogram("embedline_batch_sequences", ("model",), "Sequences of finished batches.", POWERS, POWERS[:13]),
     histogram("embedline_batch_fill_ratio", ("model",),
         "Tokens of finished batches, as a share of the budget they were packed under; above 1 is a single sequence "
-        "that is longer.", RATIOS),
+        "that is longer, or documents behind one query.", RATIOS),
     histogram("embedline_queue_duration_seconds", ("model", "class"),
         "The longest wait of a request's sequences for a batch.", SECONDS, FROM_HALF_A_MILLISECOND),
     histogram("embedline_engine_duration_seconds", ("model",),

@@ -339,6 +339,13 @@ class Admitted:
             self._admission.count(self.asked, self.key, missing)
             self._admission.correct_spent(self.key, estimated, num_tokens)
 
+    def computes(self, num_tokens: int) -> None:
+        """Count so many as work ahead of others: some of a request's tokens are computed once for several of its
+        texts. Its key has spent all of them."""
+        if num_tokens != self._num_tokens:
+            self._admission.count(self.asked, self.key, num_tokens - self._num_tokens)
+            self._num_tokens = num_tokens
+
     @contextlib.contextmanager
     def kept_back(self) -> Iterator[None]:
         """Counts a request as waiting for room while the block runs. Its tokens go to no engine, so only others that

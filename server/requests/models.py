@@ -49,6 +49,7 @@ class ServedModel:
     truncate_dim: int | None = None  # of pooled rows where a request does not say, fewer than `dimensions`; None = all
     chunk_separator_id: int | None = None  # between late chunks; None = nothing is
     rounds: bool = False  # whether it makes whole numbers of a row: see engine.model.modules.ROUNDING
+    shares_prefixes: bool = False  # whether it computes once what texts of a request begin with alike
     max_active_dims: int | None = None  # the most entries of a sparse row; None = all
     ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see dialects/row_answers.py
     decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
@@ -224,6 +225,7 @@ def _base(entry: dict[str, Any], *, decodes_ids: bool) -> ServedModel:
         truncate_dim=_fewer(entry.get("truncate_dim"), entry["info"]["dimensions"]),
         chunk_separator_id=entry.get("chunk_separator_id"),
         rounds=bool(entry.get("rounds")),
+        shares_prefixes=entry["info"].get("shares_prefixes", False),
         max_active_dims=entry.get("max_active_dims"),
         ranges=_ranges(entry.get("int8_ranges")),
         decodes_ids=decodes_ids,

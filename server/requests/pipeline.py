@@ -15,13 +15,14 @@ from typing import TypeVar, cast
 import numpy as np
 
 from batch_manager.client import BatchManagers
-from batch_manager.messages import RequestRefused, Submission
+from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind
 from server.requests.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
 from server.requests.given_ids import GivenIds, KnownSurroundingIds
 from server.requests.late_interaction import Lengths, lengths, marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
+from server.requests.repeated import Packed, packed
 from server.requests.work import (
     Computed,
     DecodeRequest,
@@ -146,34 +147,46 @@ class Pipeline:
                     await context.hold(self._admission.row_memory_of(context.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
-            seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [num_tokens]
-            trace.seqlens = seqlens
-            answer = await self._managers.submit(
-                Submission(
-                    model=model.index,
-                    request_class=request_class,
-                    outputs=request.outputs,
-                    deadline=request.deadline,
-                    seqlens=seqlens,
-                    token_ids=tokens.token_ids.data.cast("B"),
-                    parts=parts_of(tokens, request),
-                    key=admitted.key.index,
-                    weight=admitted.key.weight,
-                )
-            )
         except TextRefused as refused:
             raise text_error(refused, request.name_of, request.model, is_pair=bool(request.pair_texts)) from None
-        except RequestRefused as refused:
-            raise batch_error(refused, request.name_of) from None
+        parts = parts_of(tokens, request)
+        if tokens.num_items > 1:
+            trace.seqlens = np.diff(tokens.offsets).tolist()
+            sequences = packed(tokens, parts, shares_prefixes=model.shares_prefixes)
+        else:
+            trace.seqlens = [num_tokens]
+            sequences = Packed([num_tokens], tokens.token_ids.data.cast("B"), parts, num_tokens)
+        answer = await self._submit(request, sequences, admitted)
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
         trace.has_joined = answer.has_joined
         results = answer.results
         if model.max_active_dims is not None:
             results = await strongest(results, model.max_active_dims)
-        check_sparse_rows(results)
+        check_sparse_rows(results, sequences.places)
+        if sequences.places is not None:
+            results = await asyncio.to_thread(sequences.spread, results)  # there may be many rows to copy
         trace.num_truncated = tokens.truncated.tobytes().count(1)
         return Computed(results, tokens)
+
+    async def _submit(self, request: Work, sequences: Packed, admitted: Admitted) -> RequestResults:
+        admitted.computes(sequences.num_tokens)
+        submission = Submission(
+            model=request.model.index,
+            request_class=admitted.asked.request_class,
+            outputs=request.outputs,
+            deadline=request.deadline,
+            seqlens=sequences.seqlens,
+            token_ids=sequences.token_ids,
+            parts=sequences.parts,
+            key=admitted.key.index,
+            weight=admitted.key.weight,
+        )
+        try:
+            return await self._managers.submit(submission)
+        except RequestRefused as refused:
+            refused.index = sequences.first_index(refused.index)
+            raise batch_error(refused, request.name_of) from None
 
     def _measure(self, request: Work, trace: Trace, of_ids: Sequence[int]) -> int:
         """The estimated number of tokens; `of_ids` are the lengths of lists of ids."""

@@ -359,10 +359,17 @@ def check_token_rows(request: Work, tokens: TokenizedTexts) -> None:
         raise InvalidRequest(TOO_LARGE)
 
 
-def check_sparse_rows(results: Results) -> None:
-    """Raises InvalidRequest for more sparse rows than a frontend can write. Their number is known only now."""
+def check_sparse_rows(results: Results, places: NDArray[np.int64] | None) -> None:
+    """Raises InvalidRequest for more sparse rows than a frontend can write. Their number is known only now.
+
+    places: of the request's texts among the results, where that is not one after another
+    """
     sparse = results.get(OutputKind.SPARSE)
-    if sparse is not None and sparse.values.nbytes > MAX_SPARSE_ROW_BYTES:
+    if sparse is None:
+        return
+    assert sparse.offsets is not None, "sparse rows are ragged"
+    num_rows = len(sparse.values) if places is None else int(np.diff(sparse.offsets)[places].sum())
+    if num_rows * sparse.values[:1].nbytes > MAX_SPARSE_ROW_BYTES:
         raise InvalidRequest(TOO_LARGE)
 
 

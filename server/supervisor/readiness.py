@@ -161,8 +161,13 @@ class Readiness:
                     {
                         "index": index,
                         **infos[0],
-                        # an engine may take longer texts than are asked for
-                        "info": {**info, "max_seqlen": min(info["max_seqlen"], model.folder.max_seqlen)},
+                        "info": {
+                            **info,
+                            # an engine may take longer texts than are asked for
+                            "max_seqlen": min(info["max_seqlen"], model.folder.max_seqlen),
+                            # a batch goes to any of them
+                            "shares_prefixes": all(one["info"].get("shares_prefixes", False) for one in infos),
+                        },
                         "model_id": model.settings.model_id,
                         "source": model.source,
                         "revision": model.revision,

@@ -1,6 +1,7 @@
 """Drives a Scheduler as the batch manager's process does, under a clock of its own, and holds its invariants
 after every step against what it saw go in and out."""
 
+import collections.abc
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -27,6 +28,12 @@ def limits(**changes: object) -> EngineLimits:
 def sequences(slices: list[Slice]) -> list[Sequence]:
     """What a batch computes, row by row."""
     return [(slice_.request.request_id, at) for slice_ in slices for at in range(slice_.start, slice_.stop)]
+
+
+def shared_of(seqlens: collections.abc.Sequence[int], share: float) -> list[int]:
+    """What sequences may have in common with the one before, about this part of each."""
+    before = [0, *seqlens[:-1]]
+    return [min(int(share * own), own - 1, left) for own, left in zip(seqlens, before, strict=True)] if share else []
 
 
 @dataclass
@@ -91,6 +98,7 @@ class Harness:
     def offer(
         self,
         *seqlens: int,
+        share: float = 0.0,
         request_class: RequestClass = INTERACTIVE,
         outputs: OutputKind = OutputKind.POOLED,
         model: int = 0,
@@ -98,11 +106,15 @@ class Harness:
         key: int = 0,
         weight: float = 1.0,
     ) -> int:
-        """A request comes together with others: batches are not formed yet."""
+        """A request comes together with others: batches are not formed yet.
+
+        share: about this part of each sequence is as in the one before
+        """
         request_id = len(self.requests) + 1
         request = ScheduledRequest(
             request_id,
             seqlens,
+            shared=shared_of(seqlens, share),
             model=model,
             outputs=outputs,
             request_class=request_class,
@@ -244,10 +256,22 @@ class Harness:
         assert {(request.model, request.outputs) for request in requests} == {(engine.model, batch.outputs)}
         assert all(request.request_id in self.open and request.deadline > self.now for request in requests)
         assert batch.num_seqs == len(in_batch) <= engine.limits.max_num_seqs
-        assert batch.num_tokens == sum(self._seqlen(one) for one in in_batch) <= engine.limits.max_num_tokens
+        assert batch.sent_tokens == sum(map(self._seqlen, in_batch)) <= 4 * engine.limits.max_num_tokens
+        num_tokens = sum(map(self._own, in_batch)) + sum(
+            self._shared((s.request.request_id, s.start)) for s in batch.slices
+        )
+        assert batch.num_tokens == num_tokens <= engine.limits.max_num_tokens
         is_elsewhere = batch.release is Release.ELSEWHERE
         most = self.policy.max_batch_tokens or engine.limits.target_num_tokens or engine.limits.max_num_tokens
-        assert batch.num_tokens <= most or batch.num_seqs == 1 or is_elsewhere
+        is_group = batch.num_tokens <= engine.limits.group_tokens and batch.sent_tokens > batch.num_tokens
+        assert (
+            batch.num_tokens <= most
+            or batch.num_seqs == 1
+            or is_group
+            or is_elsewhere
+            or batch.release is Release.RETRY
+        )
+        assert not (is_group and batch.num_tokens > most and batch.is_urgent), "queries wait for a group"
         assert max(map(self._seqlen, in_batch)) <= engine.limits.max_seqlen
         assert not set(in_batch).intersection(self._in_flight()), "in two batches at once"
         assert not any(at in self.delivered[request_id] for request_id, at in in_batch)
@@ -325,6 +349,13 @@ class Harness:
         cu_seqlens = self.requests[one[0]].cu_seqlens
         return cu_seqlens[one[1] + 1] - cu_seqlens[one[1]]
 
+    def _shared(self, one: Sequence) -> int:
+        shared = self.requests[one[0]].shared
+        return shared[one[1]] if shared else 0
+
+    def _own(self, one: Sequence) -> int:
+        return self._seqlen(one) - self._shared(one)
+
     def _in_flight(self) -> list[Sequence]:
         batches = [batch for engine in self.engines.values() for batch in engine.batches]
         batches += [batch for engine in self._known_engines() for batch in engine.retries]  # promised to an engine
@@ -341,13 +372,13 @@ class Harness:
         held = defaultdict[tuple[int, int], int](int)  # by model and class
         for one in in_flight:
             request = self.requests[one[0]]
-            held[request.model, request.request_class] += self._seqlen(one)
+            held[request.model, request.request_class] += self._own(one)
         elsewhere = {*in_flight, *((request_id, at) for request_id in self.open for at in self.delivered[request_id])}
         waits = set()
         for request_id in self.open:
             request = self.requests[request_id]
             waiting = [(request_id, at) for at in range(request.num_seqs) if (request_id, at) not in elsewhere]
-            num_tokens = sum(map(self._seqlen, waiting))
+            num_tokens = sum(map(self._own, waiting))
             assert request.waiting_tokens == num_tokens, "lost or counted twice"
             held[request.model, request.request_class] += num_tokens
             if waiting:

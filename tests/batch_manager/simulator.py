@@ -62,6 +62,7 @@ class Load:
     last: float = math.inf  # when it ends; at the end of the run if that is sooner
     retry: Retry = Retry.NEVER
     leaves_within: float = 0.0  # seconds: every second client leaves at a random moment of these; 0 = all stay
+    num_shared: int = 0  # tokens that all sequences of a request begin with and that a batch computes once
 
 
 @dataclass
@@ -219,6 +220,7 @@ class Simulator:
         request = ScheduledRequest(
             self._num_requests,
             seqlens,
+            shared=[0, *[load.num_shared] * (len(seqlens) - 1)] if load.num_shared else (),
             model=0,
             outputs=OutputKind.POOLED,
             request_class=load.request_class,
@@ -227,6 +229,7 @@ class Simulator:
             weight=admitted.key.weight,
         )
         admitted.__enter__()
+        admitted.computes(request.num_tokens)
         self._open[request.request_id] = _Open(request, admitted, load)
         self._apply(self.scheduler.submit(request, self.now))
         if load.leaves_within and self._random.random() < 0.5:

@@ -22,7 +22,7 @@ MEASURED = Policy(min_batch_tokens=20)  # as large as the engines say
 WEIGHTS = (1.0, 0.1, 7.5)
 SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
 LIMITS = st.builds(
-    lambda streams, staged, overlaps, urgent_first, buckets, max_seqs, rate, target: limits(
+    lambda streams, staged, overlaps, urgent_first, buckets, max_seqs, rate, target, group: limits(
         streams=streams,
         depth=streams + staged,
         overlaps=overlaps,
@@ -31,6 +31,7 @@ LIMITS = st.builds(
         max_num_seqs=max_seqs,
         tokens_per_second=rate,
         target_num_tokens=target,
+        group_tokens=group,
         max_batch_seconds=0.5,
         max_batch_seconds_mixed=0.1,
     ),
@@ -42,6 +43,7 @@ LIMITS = st.builds(
     st.sampled_from([1, 5, 40]),
     st.sampled_from([0.0, 200.0]),
     st.sampled_from([0, 60, 100]),
+    st.sampled_from([0, 90]),
 )
 
 
@@ -60,6 +62,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(
         seqlens=SEQLENS,
+        share=st.sampled_from([0.0, 0.0, 0.1, 0.6, 1.0]),
         request_class=st.sampled_from(RequestClass),
         outputs=st.sampled_from([OutputKind.POOLED, OutputKind.POOLED | OutputKind.SPARSE]),
         model=st.integers(0, NUM_MODELS - 1),
@@ -146,6 +149,7 @@ def one_step(harness: Harness, chance: random.Random) -> None:
     if dice < 0.45 and len(harness.open) < 60:
         harness.offer(
             *(chance.randint(1, 30) for _ in range(chance.choice([1, 1, 1, 2, 12]))),
+            share=chance.choice([0.0, 0.0, 0.7]),
             request_class=chance.choice(list(RequestClass)),
             outputs=chance.choice([OutputKind.POOLED, OutputKind.POOLED, OutputKind.SPARSE]),
             model=chance.randrange(NUM_MODELS),
@@ -174,6 +178,7 @@ def one_step(harness: Harness, chance: random.Random) -> None:
                 overlaps=chance.random() < 0.5,
                 puts_urgent_first=chance.random() < 0.7,
                 tokens_per_second=200.0,
+                group_tokens=chance.choice([0, 80]),
             )
             harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=engine_limits)
     else:

@@ -61,7 +61,7 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
     found = read(out)
     assert {row["kind"] for row in found} == {
         *("import", "machine", "tests", "ceiling", "gemm", "attention", "probe", "probe of products"),
-        *("model", "profile", "latency", "padding", "beside bulk", "cosine", "mixed", "ratio"),
+        *("model", "profile", "latency", "padding", "beside bulk", "shared prefix", "cosine", "mixed", "ratio"),
     }
     (skipped,) = [float(row["value"]) for row in found if row["metric"] == "tests skipped"]
     assert skipped > 300
@@ -103,6 +103,8 @@ def check_figures(found: list[dict[str, str]]) -> None:
             assert value < (0.05 if row["precision"] == "fp8 out" else 0.01), row
         if row["kind"] == "cosine" and row["metric"] in ("lowest", "median"):
             assert value > (0.98 if "fp8" in row["precision"] else 0.99999), row
+        if row["metric"] == "lowest cosine":
+            assert value > 0.99999, row
         if row["metric"] == "changed rows":
             assert value == 0, row
 

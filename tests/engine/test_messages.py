@@ -6,7 +6,7 @@ import pytest
 from engine import messages
 from engine.fake import load, row, table
 from engine.messages import LoadOptions
-from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Rows, compute
+from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Rows, compute
 from wire.parts import Part
 
 
@@ -46,6 +46,22 @@ def test_what_a_batch_is_marked_with(types: dict[Part, list[bytes]], is_urgent: 
     parts = messages.encode_batch(OutputKind.POOLED, [2], [ids], types, is_urgent=is_urgent, gives_way=gives_way)
     batch = messages.decode_batch("m", joined(parts))
     assert (batch.is_urgent, batch.gives_way, batch.token_type_ids is not None) == (is_urgent, gives_way, bool(types))
+
+
+@pytest.mark.parametrize("shared", [[0, 3, 1], [0, 2, 2], [0, 0, -1], [1, 0, 0], [0, 3, 0]])
+def test_a_batch_that_shares_more_than_there_is_is_malformed(shared: list[int]) -> None:
+    """Of sequences of 2, 3 and 2 tokens; an engine would read the tokens of another one."""
+    ids = np.arange(7, dtype=np.int32).tobytes()
+
+    def decoded(shared: list[int]) -> Batch:
+        parts = {Part.SHARED: [np.array(shared, np.int32).tobytes()]}
+        return messages.decode_batch("m", joined(messages.encode_batch(OutputKind.POOLED, [2, 3, 2], [ids], parts)))
+
+    batch = decoded([0, 2, 1])
+    assert batch.shared is not None
+    assert batch.shared.tolist() == [0, 2, 1]
+    with pytest.raises(ValueError, match="shares more"):
+        decoded(shared)
 
 
 def test_result_of_several_outputs() -> None:

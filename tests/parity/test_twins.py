@@ -169,7 +169,7 @@ def test_fused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             models.load_fused(folder)
         return
     sequences = [[number or UNK for number in each] for each in texts(100)]  # the row of word 0 is poisoned there
-    rows = models.load_fused(folder).token_rows(sequences, None)
+    rows = models.load_fused(folder).token_rows(sequences)
     ends = np.cumsum([len(each) for each in sequences])[:-1]
     assert least_cosine(np.split(rows, ends), alone(folder, sequences)) >= MIN_COSINE
 

@@ -55,7 +55,11 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
             "if 2 * num_tokens < max_tokens and newest",
             "if 2 * num_tokens > max_tokens and newest",
         ),
-        ("A sequence that does not fit goes into the batch", "if taken or (batch.slices and not fits):", "if taken:"),
+        (
+            "A sequence that does not fit goes into the batch",
+            "if taken or (batch.slices and not has_room):",
+            "if taken:",
+        ),
     ],
     ("engine", "tests/engine tests/engine/cpu"): [
         (
@@ -79,7 +83,12 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         )
     ],
     ("engine/transformers", "tests/engine/transformers/test_attention.py"): [
-        ("Sliding windows are ignored", "window=seen.window or query.shape[2],", "window=query.shape[2],"),
+        ("Sliding windows are ignored", "window=seen.window or bounds[-1],", "window=bounds[-1],"),
+        (
+            "A sequence's last tokens see what its first ones do",
+            "or (rule.is_causal and query.shape[2] < key.shape[2])",
+            "",
+        ),
         (
             "A model's own scaling of attention is ignored",
             "scaling=query.shape[3] ** -0.5 if scaling is None else scaling,",

@@ -23,21 +23,21 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (27_440, 248_290),
-    "engine": (21_130, 203_660),
-    "batch_manager": (2_265, 22_180),
+    "server": (27_560, 249_830),
+    "engine": (21_720, 210_460),
+    "batch_manager": (2_340, 22_960),
     "tokenizer_pool": (2_470, 24_050),
     "wire": (1_480, 13_750),
     "embedline": (3_890, 35_040),
-    "core": (38_340, 363_560),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (39_000, 371_400),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 107_530,
-    "files of the product": 413,
+    "lines of the tests": 108_890,
+    "files of the product": 416,
     "folders of the product": 52,
-    "files with one importer that no registry names": 56,
+    "files with one importer that no registry names": 58,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
@@ -58,7 +58,8 @@ SUBJECTS = {
     "engine.cpu.all_cores": "one measurement, and when it says nothing",
     "engine.cpu.engine": "threads and mini-batches, whatever compiled the model",
     "engine.cpu.portable": "what `embedline compile` writes for other machines",
-    "engine.cpu.tracing": "the one file of this engine that imports torch, and only to convert",
+    "engine.cpu.tracing": "with unique_tokens all of this engine that imports torch, and only to convert",
+    "engine.cpu.unique_tokens": "the form of a traced model that computes shared prefixes once",
     "engine.fused.adapters.heads": "the heads of transformers' classes, which change with its releases",
     "engine.fused.checkpoint": "tensors by name out of one file, several or a module",
     "engine.fused.quantization.cache": "quantized models on the disk, with a format of their own",
@@ -99,6 +100,7 @@ SUBJECTS = {
     "server.metrics.gauges": "gauges that are read from the shared page when /metrics is asked",
     "server.metrics.registry": "what all processes counted, added up in the supervisor",
     "server.metrics.tei": "text-embeddings-inference's names for our metrics",
+    "server.requests.repeated": "what texts of one request have in common, so that it is computed once",
     "server.supervisor.ports": "the ports of one server, wherever they come from",
     "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
     "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",

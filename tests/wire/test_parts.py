@@ -61,6 +61,8 @@ def test_it_comes_from_a_tokenizer_and_is_zero_where_a_piece_has_none(part: Part
 def test_it_comes_to_an_engine_with_its_sequences(part: Part) -> None:
     of_sequences = part in OF_SEQUENCES
     whole = values(part, 3 if of_sequences else NUM_TOKENS)
+    if part is Part.SHARED:
+        whole = np.array([1, 0, 1], np.int32)  # the first has nothing before it to share with
     own = cut({part: whole.data.cast("B")}, (1, 1), (3, 6))[part]  # the last two sequences
     assert len(own) == size_of(part, 2, 5)
     ids = np.arange(1, NUM_TOKENS, dtype=np.int32).tobytes()
@@ -72,8 +74,9 @@ def test_it_comes_to_an_engine_with_its_sequences(part: Part) -> None:
         assert found.dtype == DTYPES[part]
         return found.tolist()
 
-    assert of(batch) == ([2, 3] if of_sequences else [2, 3, 4, 5, 6])
-    assert of(batch.taken(np.array([False, True]))) == ([3] if of_sequences else [4, 5, 6])
+    assert of(batch) == whole[1:].tolist()
+    of_last = [0] if part is Part.SHARED else whole[-1:].tolist() if of_sequences else [4, 5, 6]
+    assert of(batch.taken(np.array([False, True]))) == of_last
     assert [other.name for other in Part if other is not part and getattr(batch, other.field) is not None] == []
 
 

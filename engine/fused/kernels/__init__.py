@@ -7,7 +7,7 @@ may depend on the number of rows, so kernels ignore the alignment of pointers in
 
 from engine.fused.kernels.activation import activate, quantize
 from engine.fused.kernels.attention import attend
-from engine.fused.kernels.embedding_pooling import embed, pool
+from engine.fused.kernels.embedding_pooling import embed, gather, pool
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.rotary import rotate
 from engine.fused.kernels.vocabulary import vocabulary_weights
@@ -22,5 +22,6 @@ class TritonOps:
     activate = staticmethod(activate)
     quantize = staticmethod(quantize)
     attend = staticmethod(attend)
+    gather = staticmethod(gather)
     pool = staticmethod(pool)
     vocabulary_weights = staticmethod(vocabulary_weights)

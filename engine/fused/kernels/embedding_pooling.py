@@ -1,4 +1,4 @@
-"""Looks up and adds the rows of tokens, and takes means of sequences of any lengths, which the host need not know.
+"""Looks up the rows of tokens, and takes means of sequences of any lengths, which the host need not know.
 
 For a mean, each sequence is cut into chunks of up to 64 tokens from its own start, so it does not depend on where the
 sequence lies in the batch. A first kernel sums chunks, a second one adds up each sequence's sums. Both add as a tree in
@@ -76,6 +76,36 @@ def _embed(
             types += tl.load(token_types + row).to(tl.int64) * types_stride
         summed += tl.load(types + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(rows + row * WIDTH + column, summed.to(rows.dtype.element_ty), mask=mask)
+
+
+def gather(rows: Tensor, places: Tensor) -> Tensor:
+    """See Ops. Bytes a token of h two-byte numbers: 4 h, and none where there is only padding: that may be most, since
+    few sizes are recorded as graphs."""
+    num_tokens, width = len(places), rows.shape[1]
+    gathered = torch.empty((num_tokens, width), dtype=rows.dtype, device=rows.device)
+    block = columns_for(width)
+    _gather[(num_tokens, triton.cdiv(width, block))](
+        rows, places, gathered, row_stride(rows), WIDTH=width, BLOCK=block, num_warps=num_warps_for(block)
+    )
+    return gathered
+
+
+@triton.jit(do_not_specialize_on_alignment=["places"])
+def _gather(
+    rows: tl.tensor,
+    places: tl.tensor,
+    gathered: tl.tensor,
+    stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token).to(tl.int64)
+    if place >= 0:
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = column < WIDTH
+        row = tl.load(rows + place * stride + column, mask=mask)
+        tl.store(gathered + token * WIDTH + column, row, mask=mask)
 
 
 def pool(rows: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """The two forwards: norms after what they normalise (BERT and similar models), or before it (Llama and similar models).
 
-Both return the last hidden states of all tokens, or of the pooled tokens alone. In the second case the last layer
-computes keys and values for all tokens and everything else for the pooled ones: the same rows for less work. `Blocks`
-is what both share: embedding, attention, MLP. It keeps weights and ops, and knows nothing of batches.
+Both return the last hidden states of all rows, or of the pooled ones alone. In the second case the last layer computes
+keys and values for all rows and everything else for the pooled ones: the same rows for less work. `Blocks` is what both
+share: embedding, attention, MLP. It keeps weights and ops, and knows nothing of batches.
 
-Shapes: T tokens, B sequences, h hidden size, N query heads, H key heads, D numbers a head. Both T and B count padding
-(see engine.fused.model.ops).
+Shapes: T tokens, U of them with a row (see engine.fused.model.ops), B sequences, h hidden size, N query heads, H key
+heads, D numbers a head. T, U and B count padding.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class Blocks:
         return self._weights.linears[name].is_quantized
 
     def embed(self, inputs: Inputs) -> Tensor:
-        """[T, h], before any norm; [T, E] where a projection to h follows the norm."""
+        """[U, h], before any norm; [U, E] where a projection to h follows the norm."""
         return self.ops.embed(inputs, self._tables)
 
     def linear(self, name: str, rows: Rows) -> Tensor:
@@ -82,17 +82,17 @@ class Blocks:
         return linear(self._quantized_for(linear, rows))
 
     def attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
-        """[T, h] of normalised rows [T, h]."""
+        """[U, h] of normalised rows [U, h]."""
         spec = self.spec
         qkv = self.linear(f"layers.{layer}.qkv", rows)
         self._rotate(layer, qkv, inputs.positions, num_query=spec.num_heads, num_key=spec.num_kv_heads)
         query = qkv[:, : spec.q_size].view(len(qkv), spec.num_heads, spec.head_dim)
-        key, value = self._keys_and_values(qkv[:, spec.q_size :])
+        key, value = self._keys_and_values(qkv[:, spec.q_size :], inputs.places)
         attended = self.ops.attend(query, key, value, inputs.tiles, self._rule(layer))
         return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), spec.q_size))
 
     def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
-        """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, computed for these alone."""
+        """[B, h] of normalised rows [U, h]: what `attention` gives for the pooled rows, computed for these alone."""
         spec = self.spec
         qkv = self._weights.linears[f"layers.{layer}.qkv"]
         rows = self._quantized_for(qkv, rows)
@@ -101,7 +101,7 @@ class Blocks:
         key_value = qkv.part(spec.q_size, spec.q_size + 2 * spec.kv_size)(rows)
         self._rotate(layer, query, inputs.positions.index_select(0, pooled), num_query=spec.num_heads, num_key=0)
         self._rotate(layer, key_value, inputs.positions, num_query=0, num_key=spec.num_kv_heads)
-        key, value = self._keys_and_values(key_value)
+        key, value = self._keys_and_values(key_value, inputs.places)
         query = query.view(len(query), spec.num_heads, spec.head_dim)
         attended = self.ops.attend(query, key, value, inputs.pooled_tiles, self._rule(layer))
         return self.linear(f"layers.{layer}.o", attended.reshape(len(query), spec.q_size))
@@ -142,8 +142,10 @@ class Blocks:
         if num_query or num_key:
             self.ops.rotate(rows, positions, angles, Heads(num_query, num_key, size, query_norm, key_norm))
 
-    def _keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Views [T, H, D] of rows [T, 2 H D]."""
+    def _keys_and_values(self, rows: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Views [T, H, D], of rows [U, 2 H D]."""
+        if places is not None:
+            rows = self.ops.gather(rows, places)
         both = rows.view(len(rows), 2 * self.spec.num_kv_heads, self.spec.head_dim)
         return both[:, : self.spec.num_kv_heads], both[:, self.spec.num_kv_heads :]
 
@@ -184,13 +186,13 @@ class FusedForward:
         self._num_layers = len(blocks.spec.layers)
 
     def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
-        """The last hidden states: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        """The last hidden states: [U, h], or [B, h] of `inputs.pooled` where pruned."""
         raise NotImplementedError
 
     def _attended(
         self, layer: int, normed: NormedRows, residual: Tensor, inputs: Inputs, *, is_pruned: bool
     ) -> tuple[Tensor, Tensor]:
-        """The output of attention, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        """The output of attention, and what it is added to: [U, h], or [B, h] of `inputs.pooled` where pruned."""
         rows = linear_input(normed)
         if is_pruned:
             return self._blocks.pooled_attention(layer, rows, inputs), residual.index_select(0, inputs.pooled)

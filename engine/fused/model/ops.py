@@ -6,6 +6,11 @@ Shapes: T tokens and B sequences, both padded: what lies behind the batch's own 
 positions are 0, padded sequences are empty, padded tiles have no queries. No tile covers a padded token, and nothing
 else mixes tokens, so their rows may hold anything. h is the numbers a row.
 
+Where sequences begin alike, a common beginning has one row for all of them: of T tokens U have rows, and `places` says
+which row is whose. All that knows one token at a time computes U rows. Attention takes queries as they are, since tiles
+say where a query stands, and keys and values gathered to T, where each sequence has all of its own side by side.
+Elsewhere U is T.
+
 Arithmetic is float32 inside each op; results have the dtype of what went in, unless an op says otherwise. Every op
 works row by row (attention: tile by tile), so a row that holds NaN spoils no other.
 """
@@ -36,13 +41,14 @@ class Tiles:
 class Inputs:
     """Everything a forward needs to know of its batch."""
 
-    token_ids: Tensor  # int32 [T]
-    positions: Tensor  # int32 [T]: row of the tables of positions and angles
-    token_type_ids: Tensor | None  # int32 [T]; None = all zero
-    cu_seqlens: Tensor  # int32 [B + 1]
-    pooled: Tensor  # int32 [B]: the token that stands for each sequence (pooling cls and last); 0 where padded
-    tiles: Tiles  # queries are all tokens
-    pooled_tiles: Tiles  # queries are the B pooled tokens
+    token_ids: Tensor  # int32 [U]
+    positions: Tensor  # int32 [U]: row of the tables of positions and angles
+    token_type_ids: Tensor | None  # int32 [U]; None = all zero
+    cu_seqlens: Tensor  # int32 [B + 1], of T tokens
+    pooled: Tensor  # int32 [B]: the row that stands for each sequence (pooling cls and last); 0 where padded
+    tiles: Tiles  # queries are all rows
+    pooled_tiles: Tiles  # queries are the B pooled rows
+    places: Tensor | None = None  # int32 [T]: the row of each token; negative where padded. None = each has its own
 
 
 MAX_HEAD_DIM = 256  # numbers a head; what kernels can take
@@ -171,6 +177,9 @@ class Ops(Protocol):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
         """[Q, N, D] of query [Q, N, D], key and value [T, H, D], N a multiple of H; strided views are fine, with
         adjacent numbers of a head. Rows that no tile covers hold anything."""
+
+    def gather(self, rows: Tensor, places: Tensor) -> Tensor:
+        """[T, h] of rows [U, h]: those at `places`, int32 [T]; anything where these are negative."""
 
     def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
         """float32 [B, h]: the mean of each sequence's rows; 0 of an empty one."""

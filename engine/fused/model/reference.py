@@ -89,6 +89,9 @@ class ReferenceOps:
                 rows[queries] = _attended(query[queries], key[keys], value[keys], position, rule)
         return rows
 
+    def gather(self, rows: Tensor, places: Tensor) -> Tensor:
+        return rows[places.clamp(min=0).long()]
+
     def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
         sequences = [
             rows[start:end].double() for start, end in torch.stack((cu_seqlens[:-1], cu_seqlens[1:]), 1).tolist()

@@ -1,7 +1,9 @@
 """What a warm-up measures of engines whose costs are known, and what the canary of its rows sees later."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +87,28 @@ def test_the_target_is_where_larger_batches_gain_little(
     assert found.tokens_per_second == pytest.approx(tokens_per_second)
     assert engine.now <= 1
     assert "target_num_tokens" not in limits or len(engine.sizes) == 3
+
+
+@pytest.mark.parametrize(
+    ("cost", "limits", "group"),
+    [
+        (linear(0, 200), {}, 2048),  # too slow for a second size to be measured
+        (linear(0.003, 40_000), {}, 2048),
+        (linear(0.03, 40_000), {}, 4096),
+        (lambda num_tokens: num_tokens / 20_000 * (1 if num_tokens <= 1024 else 1.5), {}, 1024),
+        (linear(0, 10_000), {"max_num_tokens": 1000}, 1000),
+        (linear(0, 10_000), {"max_num_tokens": 64, "max_seqlen": 64}, 64),  # no room for the prefix
+        (linear(0.03, 40_000), {"token_buckets": (512, 4096)}, 0),  # time alone bounds its batches
+    ],
+    ids=["slow", "usual", "each batch has a cost", "full caches", "a small limit", "a tiny one", "graphs"],
+)
+def test_a_group_is_as_large_as_its_prefix_is_worth(
+    cost: Callable[[int], float], limits: dict[str, Any], group: int
+) -> None:
+    engine = Scripted(cost, **limits)
+    assert warmed(engine).group_tokens == 0
+    engine.info = dataclasses.replace(engine.info, shares_prefixes=True)
+    assert warmed(engine).group_tokens == group
 
 
 def test_where_more_may_be_gained_no_target_is_set() -> None:

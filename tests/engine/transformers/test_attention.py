@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from engine.rows.shared_prefixes import unique_tokens
 from engine.transformers import attention
-from engine.transformers.attention import PACKED, packed_attention
+from engine.transformers.attention import PACKED, UniqueRows, packed_attention
 from engine.transformers.visibility import UnsupportedAttention, Visibility
+from engine.types import Batch, OutputKind
 
 SEQLENS = (5, 17, 1, 9, 9, 2)
 NUM_TOKENS = sum(SEQLENS)
@@ -47,11 +50,11 @@ def packed(
     return rows
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
+def plain(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor = CU_SEQLENS, **rule: Any) -> Tensor:
     """What attention is by its definition, token by token."""
     groups = query.shape[1] // key.shape[1]
     rows = torch.zeros(1, NUM_TOKENS, query.shape[1], HEAD_SIZE, dtype=torch.float64)
-    for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
+    for start, end in itertools.pairwise(cu_seqlens.tolist()):
         for head, i in itertools.product(range(query.shape[1]), range(start, end)):
             window, chunk = rule["window"] or NUM_TOKENS, rule.get("chunk") or NUM_TOKENS
             near = [j for j in range(start, end) if abs(i - j) < window and (j <= i or not rule["is_causal"])]
@@ -62,6 +65,14 @@ def plain(query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
                 scores = rule["softcap"] * torch.tanh(scores / rule["softcap"])
             rows[0, i, head] = scores.softmax(0) @ v
     return rows
+
+
+def by_definition(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, **rule: Any
+) -> Tensor:
+    """Stands in for a kernel, which needs a GPU."""
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    return plain(query, key, value, cu_seqlens, softcap=None, **rule)[0].float()
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -81,6 +92,45 @@ def test_tokens_of_a_chunk_see_each_other_alone(chunk: int) -> None:
     tensors = qkv()
     expected = plain(*tensors, is_causal=True, window=None, chunk=chunk, softcap=None, scaling=0.3)
     assert (packed(*tensors, is_causal=True, chunk=chunk, scaling=0.3) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("way", ["at once", "in blocks", "by a kernel"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"is_causal": True},
+        {"is_causal": True, "window": 4},
+        {"is_causal": True, "window": 100},
+        {"is_causal": True, "chunk": 4},
+        {"is_causal": True, "softcap": 2.0},
+        {"is_causal": True, "softcap": 2.0, "window": 4},
+        {},
+    ],
+)
+def test_unique_rows_attend_as_their_sequences_do(
+    rule: dict[str, Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix is followed by a longer one of the same beginning, and by what shares nothing."""
+
+    shared = np.array((0, 3, 0, 0, 6, 1), np.int32)
+    cu_seqlens = CU_SEQLENS.numpy()
+    found = unique_tokens(Batch("", OutputKind.TOKENS, np.zeros(NUM_TOKENS, np.int32), cu_seqlens, shared=shared))
+    assert found is not None
+    first, places = torch.from_numpy(found.first), torch.from_numpy(found.places)
+    unique = UniqueRows(first, places, np.searchsorted(found.first, cu_seqlens).tolist())
+    rows = [tensor[:, :, first] for tensor in qkv()]
+    if way == "in blocks":
+        monkeypatch.setattr(attention, "_MAX_QUERIES", 2)
+    if way == "by a kernel":
+        monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+        monkeypatch.setattr(attention, "varlen", by_definition)
+    got = packed(*rows, unique=unique, scaling=0.3, **rule)
+    whole = plain(
+        *(tensor[:, :, places] for tensor in rows),
+        **{"is_causal": False, "window": None, "softcap": None, **rule, "scaling": 0.3},
+    )
+    assert got.shape == (1, len(first), 4, HEAD_SIZE)
+    assert (got - whole[:, first]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("longer", [0, 5])
@@ -150,6 +200,7 @@ def test_what_a_layer_says_beside_its_mask_changes_nothing() -> None:
         {"distance_bias": torch.zeros(4, 33), "is_causal": True},
         {"distance_bias": torch.zeros(4, 33), "window": 4},
         {"distance_bias": torch.zeros(4, 33), "softcap": 2.0},
+        {"distance_bias": torch.zeros(4, 33), "unique": UniqueRows(CU_SEQLENS, CU_SEQLENS, CU_SEQLENS.tolist())},
         {"dropout": 0.1},
         {"visibilities": {}},
         {"visibilities": None},
@@ -191,13 +242,11 @@ def test_transformers_knows_the_function_and_makes_no_masks_for_it() -> None:
 def test_a_kernel_gets_what_the_loop_works_on(
     is_causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel itself needs a GPU; one that computes by definition stands in for it."""
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, **rule: Any) -> Tensor:
         assert cu_seqlens is on_device
         assert max_seqlen == max(SEQLENS)
-        heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        return plain(*heads_first, softcap=None, **rule)[0]
+        return by_definition(query, key, value, cu_seqlens, max_seqlen, **rule)
 
     tensors = qkv()
     arguments: dict[str, Any] = {"is_causal": is_causal, "window": window, "scaling": 0.3}

@@ -57,9 +57,11 @@ def test_a_wrong_window(family: str, fault: int | None, tmp_path: Path, monkeypa
     folder = save_whole(family, tmp_path / "model", AutoModel, **LENGTHS, **WINDOWS[family])
     visible = attention._visible
 
-    def wrong(query: Tensor, rule: attention._Rule) -> Tensor:
-        is_windowed = rule.window < query.shape[2]
-        return visible(query, dataclasses.replace(rule, window=rule.window + (fault or 0)) if is_windowed else rule)
+    def wrong(query: Tensor, key: Tensor, rule: attention._Rule) -> Tensor:
+        is_windowed = rule.window < key.shape[2]
+        return visible(
+            query, key, dataclasses.replace(rule, window=rule.window + (fault or 0)) if is_windowed else rule
+        )
 
     monkeypatch.setattr(attention, "_visible", wrong)
     assert is_packed(folder) == (fault is None)

@@ -26,6 +26,7 @@ POOLED: _Rows = np.concatenate(
         np.full((1, DIMENSIONS), 20, np.float32),
     ]
 )
+ITEMS = [chr(ord("a") + number) for number in range(len(POOLED))]
 
 
 def as_its_code(rows: _Rows) -> _Rows:
@@ -35,7 +36,7 @@ def as_its_code(rows: _Rows) -> _Rows:
 
 def request_of(**fields: Any) -> EmbedRequest:
     ranges = np.frombuffer(ranges_of_whole_numbers(DIMENSIONS).numbers, "<f4").reshape(2, -1)
-    return a_request(model=served_model(rounds=True, ranges=ranges), items=["a"] * len(POOLED), **fields)
+    return a_request(model=served_model(rounds=True, ranges=ranges), items=ITEMS, **fields)
 
 
 def rows_of(request: EmbedRequest) -> _Rows:
@@ -69,5 +70,5 @@ def test_rows_of_length_1_are_made_of_the_whole_numbers() -> None:
 
 
 def test_other_models_keep_their_rows() -> None:
-    embedded, _ = embed(a_request(items=["a"] * len(POOLED)), managers__rows=lambda kind, submission: Rows(POOLED))
+    embedded, _ = embed(a_request(items=ITEMS), managers__rows=lambda kind, submission: Rows(POOLED))
     assert np.array_equal(embedded.rows, POOLED)

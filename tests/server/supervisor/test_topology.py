@@ -16,6 +16,7 @@ from engine.machine.cores import Cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.store.model_source import resolve
 from server.features.jobs.feature import JobsFlags
+from server.requests.models import served_models
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -27,6 +28,7 @@ from server.supervisor.resources import cpu_threads
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.spawn import EarlyEngine
 from server.supervisor.topology import Topology
+from tests.server.edge import ready_state
 from wire.page import Page
 
 JOBS = (JobsFlags(jobs="/jobs"),)
@@ -236,6 +238,20 @@ def test_a_padded_model_gets_a_line_in_the_log(made: Made, caplog: pytest.LogCap
         readiness.child_ready(children[0], {"info": info})
 
     assert caplog.messages[-1] == "one runs with padded batches (padded: for a reason)"
+
+
+@pytest.mark.holds("Equal texts and equal beginnings")
+def test_frontends_tell_of_prefixes_where_every_engine_shares_them(made: Made) -> None:
+    chosen = settings(model("one", devices="cpu,cpu"))
+    readiness, children, _ = of_processes(made(chosen), chosen)
+    engines = [child for child in children if child.plan.role == "engine"]
+    for shares in ([True, False], [True, True]):
+        for engine, one in zip(engines, shares, strict=True):
+            readiness.child_ready(engine, {"info": {"name": "one", **LOADED, "shares_prefixes": one}})
+        (entry,) = readiness.state()["models"]
+        (known,) = ready_state()["models"]
+        (served,) = served_models([{**known, "info": known["info"] | entry["info"]}])
+        assert served.shares_prefixes == all(shares)
 
 
 LOADED = {

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.kernels.attention import Sizes
@@ -31,6 +32,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     num_hidden: int = 0  # tokens at the end of each sequence that none sees, if it has others
+    num_shared: int = 0  # tokens at the beginning of each sequence without queries, if it has others
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -41,6 +43,16 @@ class Case:
     def num_tokens(self) -> int:
         """Without padding."""
         return sum(self.lengths)
+
+    @property
+    def num_rows(self) -> int:
+        """Of queries, without padding."""
+        return self.num_tokens - int(self.shared.sum())
+
+    @property
+    def shared(self) -> NDArray[np.int32]:
+        """[B], see tile_table."""
+        return np.array([min(self.num_shared, max(0, length - 1)) for length in self.lengths], np.int32)
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """[T, N, D] and twice [T, H, D] out of [T, (N + 2 H) D]."""
@@ -54,7 +66,8 @@ class Case:
     def tiles(self) -> Tiles:
         """Of all tokens."""
         num_keys = np.maximum(np.array(self.lengths) - self.num_hidden, 1)
-        return self._tiles(tile_table(self.cu_seqlens.cpu().numpy(), block=self.block, num_keys=num_keys))
+        bounds = self.cu_seqlens.cpu().numpy()
+        return self._tiles(tile_table(bounds, block=self.block, num_keys=num_keys, shared=self.shared))
 
     def pooled_tiles(self) -> Tiles:
         """Of the last token of each sequence."""

@@ -22,8 +22,8 @@ def deviation(case: Case, *, block_n: int | None = None, sizes: Sizes | None = N
     asked = rule_of(case, **rule)  # type: ignore[arg-type]
     tiles = case.tiles()
     sizes = sizes if block_n is None else Sizes(block_n, 4, 1)
-    rows = attend(*case.views(), tiles, asked, sizes=sizes)[: case.num_tokens].float()
-    expected = ReferenceOps().attend(*case.views(), tiles, asked)[: case.num_tokens].float()
+    rows = attend(*case.views(), tiles, asked, sizes=sizes)[: case.num_rows].float()
+    expected = ReferenceOps().attend(*case.views(), tiles, asked)[: case.num_rows].float()
     assert expected.isfinite().all()
     return float((rows - expected).abs().nan_to_num(torch.inf).max())
 
@@ -81,6 +81,16 @@ def test_tokens_that_none_sees(num_hidden: int, is_causal: bool) -> None:
     """Of a sequence that has no others the first is seen."""
     case = Case(lengths=LENGTHS, block=32, num_hidden=num_hidden, device=DEVICE)
     assert deviation(case, block_n=16, is_causal=is_causal) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_shared", "window"),
+    full_but([(21, None), (21, 17)], itertools.product((1, 16, 21, 69), (None, 1, 17, 30))),
+)
+def test_sequences_whose_first_tokens_are_computed_elsewhere(num_shared: int, window: int | None) -> None:
+    """Tiles begin anywhere in their sequence."""
+    case = Case(lengths=LENGTHS, block=32, num_shared=num_shared, device=DEVICE)
+    assert deviation(case, block_n=16, is_causal=True, window=window) < 1e-5
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3)])

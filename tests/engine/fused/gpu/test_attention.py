@@ -31,7 +31,7 @@ HEADS = [(12, 12, 32), (12, 12, 64), (16, 8, 128), (4, 1, 256), (8, 8, 80)]  # M
 def deviation(case: Case, rows: torch.Tensor, **rule: object) -> float:
     query, key, value = (part.float() for part in case.views())
     expected = ReferenceOps().attend(query, key, value, case.tiles(), rule_of(case, **rule))  # type: ignore[arg-type]
-    return float((rows - expected)[: case.num_tokens].abs().nan_to_num(torch.inf).max())
+    return float((rows - expected)[: case.num_rows].abs().nan_to_num(torch.inf).max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -42,6 +42,16 @@ def test_tiles(dtype: torch.dtype, heads: tuple[int, int, int], block: int, rule
     case = Case(LENGTHS, *heads, block, dtype, "cuda")
     rows = attend(*case.views(), case.tiles(), rule_of(case, **rule))  # type: ignore[arg-type]
     assert deviation(case, rows, **rule) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("rule", [{"is_causal": True}, {"is_causal": True, "window": 100}])
+def test_tiles_that_begin_anywhere(heads: tuple[int, int, int], block: int, rule: dict[str, object]) -> None:
+    """The first tokens of each sequence are computed elsewhere."""
+    case = Case(LENGTHS, *heads, block, torch.bfloat16, "cuda", num_shared=70)
+    rows = attend(*case.views(), case.tiles(), rule_of(case, **rule))  # type: ignore[arg-type]
+    assert deviation(case, rows, **rule) < TOLERANCE[torch.bfloat16]
 
 
 def test_tiles_with_relative_biases() -> None:

@@ -1,5 +1,6 @@
 """Whole engines on a GPU: graphs, batches in flight, padding, memory that runs out, and the quality gate."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from engine.model.coverage import Use
 from engine.selftest import selfcheck
 from engine.selftest.comparison import comparable
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
-from tests.engine.engines import load_options, rows_of
-from tests.engine.tiny_models import arbitrary, save
+from tests.engine.engines import load_options, results, rows_of
+from tests.engine.fused.model.models import BEGIN_ALIKE, NUM_ALIKE
+from tests.engine.tiny_models import arbitrary, batch, save
 from tests.parity.architectures import BGE_M3
 from tests.parity.folders import save as save_for
 
@@ -170,6 +172,21 @@ def test_every_output_is_near_that_of_the_cpu(name: str, use: Use, tmp_path: Pat
             assert_near(*comparable(kind, rows, expected))
     together = selfcheck.results_of(found, sequences(), outputs)
     assert OutputKind(sum(together)) == outputs
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last-token"])
+def test_sequences_that_begin_alike(pooling: str, tmp_path: Path) -> None:
+    """Called and by a graph, and beside a batch of the same size that shares nothing."""
+    engine = load(save("qwen3", tmp_path / "model"), pooling=pooling)
+    assert engine.info.shares_prefixes
+    for kind in (OutputKind.POOLED, OutputKind.TOKENS):
+        sharing = dataclasses.replace(batch(BEGIN_ALIKE, shared=NUM_ALIKE), outputs=kind)
+        whole = dataclasses.replace(sharing, shared=None)
+        expected = results(engine, whole)[kind].values
+        for _ in range(3):  # the third is a graph's, where there is one
+            for asked in (sharing, whole):
+                assert_near(results(engine, asked)[kind].values, expected)
+                on_recorder(int)
 
 
 @pytest.mark.usefixtures("float8")

@@ -142,6 +142,17 @@ def test_embed(width: int, is_bert: bool) -> None:
     check(lambda ops: ops.embed(inputs, tables))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "num_before"), [(256, 0), (2048, 2048), (1024, 4096), (1, 0)])
+def test_gather(width: int, num_before: int, dtype: torch.dtype) -> None:
+    """Out of rows that are wider; behind the last token there is padding, which is left alone."""
+    samples = Samples(width)
+    rows = samples.rows(NUM_ROWS, num_before + width, dtype)[:, num_before:]
+    places = samples.numbers(2 * NUM_ROWS, NUM_ROWS)
+    places[NUM_ROWS + 7 :] = -1
+    check(lambda ops: ops.gather(rows, places)[: NUM_ROWS + 7])
+
+
 @pytest.mark.parametrize("lengths", [[8192], [32] * 256, [1, 0, 4000, 65, 64, 0, 700, 1]])
 @pytest.mark.parametrize("width", [384, 1024])
 def test_pool(width: int, lengths: list[int]) -> None:

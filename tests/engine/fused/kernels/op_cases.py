@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.activation import activate, quantize
-from engine.fused.kernels.embedding_pooling import embed, pool
+from engine.fused.kernels.embedding_pooling import embed, gather, pool
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.rotary import rotate
 from engine.fused.kernels.vocabulary import vocabulary_weights
@@ -65,6 +65,11 @@ def launch_pool(width: int) -> None:
     pool(rows(width), ints(65))
 
 
+def launch_gather(width: int) -> None:
+    """Keys and values out of rows that queries precede."""
+    gather(rows(3 * width)[:, width:], ints(65))
+
+
 def launch_vocabulary(width: int, block: int, dtype: torch.dtype = torch.bfloat16) -> None:
     """In several slices of words."""
     scores = WordScores(torch.empty((300, width), dtype=dtype), torch.empty(300), is_log_twice=False)
@@ -83,6 +88,7 @@ def launch_batches(width: int) -> None:
         activate(one, "silu", is_gated=False, is_quantized=False)
         rotate(one, batch[:num_rows], torch.empty(64, 64), Heads(8, 2, 64, None, None))
         pool(one, batch[: num_rows + 1])
+        gather(one, batch[:num_rows])
         scores = WordScores(torch.empty(300, width, dtype=torch.bfloat16), None, is_log_twice=False)
         table = ints(64 * TILE_FIELDS)[offset : offset + num_rows * TILE_FIELDS].view(num_rows, TILE_FIELDS)
         vocabulary_weights(one, scores, Tiles(table, 64), batch[: num_rows + 1], max_maxima=256 * num_rows)
@@ -119,6 +125,7 @@ CASES = [
     Case("embed 384", partial(launch_embed, 384, is_bert=True)),
     Case("embed 4096", partial(launch_embed, 4096, is_bert=False)),
     Case("pool 1024", partial(launch_pool, 1024)),
+    Case("gather 1024", partial(launch_gather, 1024)),
     *(Case(f"vocabulary 768 of {block}", partial(launch_vocabulary, 768, block)) for block in (16, 32, 64, 128)),
     Case("vocabulary 80 of 128", partial(launch_vocabulary, 80, 128)),
     Case("vocabulary 1024 in float32", partial(launch_vocabulary, 1024, 16, torch.float32)),

@@ -22,7 +22,7 @@ def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
     names = () if arch in WHOLLY_COMPILED else ONE_OF_EACH
     folder = "tests.engine.fused.kernels"
     found = compiled_apart(tmp_path, f"{folder}.compile_kernels", f"{folder}.op_cases", str(arch), *names)
-    for_all = {"_add_norm", "_activate", "_rotate", "_embed", "_sum_chunks", "_mean_of_sums"}
+    for_all = {"_add_norm", "_activate", "_rotate", "_embed", "_sum_chunks", "_mean_of_sums", "_gather"}
     of_any_width = {"_count", "_write", "_move"}
     for_all |= {"_take_maxima", *of_any_width}
     with_float8 = {"_activate_whole", "_activate_in_chunks"} if arch >= 89 else set()

@@ -220,6 +220,19 @@ def test_words_alone_come_as_they_are() -> None:
     assert torch.equal(looked_up, words[ids.long()])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 384, 1000, 2048])
+def test_gathered_rows(width: int, dtype: torch.dtype) -> None:
+    """Out of wider ones, one of them NaN; padding is left alone."""
+    rows = Samples(width).rows(5, width + 32, dtype)[:, 32:]
+    rows[3] = torch.nan
+    places = torch.tensor([0, 1, 2, 0, 1, 4, 4, -1, -1], dtype=torch.int32, device=DEVICE)
+    gathered, expected = TritonOps().gather(rows, places), ReferenceOps().gather(rows, places)
+    assert gathered.shape == expected.shape == (9, width)
+    assert torch.equal(gathered[:7], expected[:7])
+    assert torch.equal(expected[:7], rows[[0, 1, 2, 0, 1, 4, 4]])
+
+
 @pytest.mark.parametrize("dtype", full_but(DTYPES[:1], DTYPES))
 @pytest.mark.parametrize(
     "lengths",

@@ -21,7 +21,7 @@ from engine.types import Batch, Engine, OutputKind, Results, compute
 from tests.engine.engines import dense, load
 from tests.engine.fused.kernels.samples import DEVICE
 from tests.engine.fused.loaded import load as load_fused
-from tests.engine.fused.model.models import inputs_of, save, source_of
+from tests.engine.fused.model.models import BEGIN_ALIKE, NUM_ALIKE, inputs_of, save, source_of
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save_whole
 from tests.tiers import full, full_but
 
@@ -36,13 +36,14 @@ pytestmark = [
 ]
 
 
-def rows_of(source: FusedWeights, weights: Weights, ops: Ops, *, is_pruned: bool) -> Tensor:
+def rows_of(source: FusedWeights, weights: Weights, ops: Ops, made: Batch, *, is_pruned: bool) -> Tensor:
     """Of the batch's own tokens or sequences; word 0, which is that of padding, is poisoned."""
     weights.tensors["words"][0] = torch.nan
     forward = forward_of(Blocks(source.spec, weights, ops))
     with torch.inference_mode():
-        rows = forward(inputs_of(batch(arbitrary(SEQLENS)), pooling="last"), is_pruned=is_pruned)
-    return rows[: len(SEQLENS) if is_pruned else sum(SEQLENS)]
+        rows = forward(inputs_of(made, pooling="last"), is_pruned=is_pruned)
+    num_shared = 0 if made.shared is None else int(made.shared.sum())
+    return rows[: made.num_seqs if is_pruned else made.num_tokens - num_shared]
 
 
 @pytest.mark.holds("Padding never affects a row", "Kernels match their plain reference")
@@ -52,8 +53,20 @@ def rows_of(source: FusedWeights, weights: Weights, ops: Ops, *, is_pruned: bool
 )
 def test_the_same_rows(family: str, is_pruned: bool, tmp_path: Path) -> None:
     source = source_of(save(family, tmp_path / "model"))
-    weights = source.weights()
-    actual, expected = (rows_of(source, weights, ops, is_pruned=is_pruned) for ops in (TritonOps(), ReferenceOps()))
+    weights, made = source.weights(), batch(arbitrary(SEQLENS))
+    actual, expected = (
+        rows_of(source, weights, ops, made, is_pruned=is_pruned) for ops in (TritonOps(), ReferenceOps())
+    )
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("family", "is_pruned"), [("qwen3", True), *full(("qwen3", False), ("gemma2", True))])
+def test_the_same_rows_of_sequences_that_begin_alike(family: str, is_pruned: bool, tmp_path: Path) -> None:
+    source = source_of(save(family, tmp_path / "model"))
+    weights, made = source.weights(), batch(BEGIN_ALIKE, shared=NUM_ALIKE)
+    actual, expected = (
+        rows_of(source, weights, ops, made, is_pruned=is_pruned) for ops in (TritonOps(), ReferenceOps())
+    )
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 

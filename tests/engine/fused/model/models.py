@@ -23,6 +23,7 @@ from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.packing import pooled_tile_table, tile_table
 from engine.fused.weights import FusedWeights
 from engine.model.model_folder import read
+from engine.rows.shared_prefixes import unique_tokens
 from engine.rows.with_numpy import position_ids
 from engine.types import Batch
 from tests.engine.tiny_models import Reference, arbitrary, batch, config_of
@@ -32,6 +33,22 @@ NUM_POSITIONS = 64  # what the tiny models have
 BLOCK = 16  # queries a tile: few, so that longer sequences have several
 COMPOSITIONS = [(7,), (5, 17, 1, 30, 9), (1, 1, 1), (40, 2)]  # lengths of the sequences of a batch
 
+_TEMPLATE, _QUERY, _OTHER_QUERY, _OTHER, *_DOCUMENTS = arbitrary([20, 9, 5, 6, 3, 14, 1, 30])
+# Sequences that begin alike: a chain, another query, the beginning of the one before, itself once more, itself and a
+# token more, and others that have one token in common.
+BEGIN_ALIKE = [
+    _TEMPLATE + _QUERY + _DOCUMENTS[0],
+    _TEMPLATE + _QUERY + _DOCUMENTS[1],
+    _TEMPLATE + _QUERY + _DOCUMENTS[1][:4] + _DOCUMENTS[2],
+    _TEMPLATE + _OTHER_QUERY + _DOCUMENTS[3],
+    _TEMPLATE + _OTHER_QUERY,
+    _TEMPLATE + _OTHER_QUERY,
+    _TEMPLATE + _OTHER_QUERY + _DOCUMENTS[2],
+    _OTHER,
+    [_OTHER[0], *_DOCUMENTS[0]],
+    [_OTHER[0]],
+]
+NUM_ALIKE = [0, 29, 33, 20, 24, 24, 25, 0, 1, 0]  # tokens that each shares with the one before
 
 SPEC = Spec(
     architecture="qwen3",
@@ -81,18 +98,18 @@ class Fused:
     forward: FusedForward
     padding_idx: int | None
 
-    def token_rows(
-        self, sequences: Sequence[Sequence[int]], token_type_ids: Sequence[int] | None = None
-    ) -> NDArray[np.float32]:
-        """float32 [T, h], those of padding left out."""
-        inputs = inputs_of(batch(sequences, token_type_ids), padding_idx=self.padding_idx)
+    def token_rows(self, sequences: Sequence[Sequence[int]], **parts: Sequence[int]) -> NDArray[np.float32]:
+        """float32 [T, h], those of padding left out. parts: of the batch."""
+        inputs = inputs_of(batch(sequences, **parts), padding_idx=self.padding_idx)
         with torch.inference_mode():
             rows = self.forward(inputs, is_pruned=False)
+            if inputs.places is not None:
+                rows = ReferenceOps().gather(rows, inputs.places)
         return np.asarray(rows[: sum(map(len, sequences))].numpy(), np.float32)
 
-    def pooled(self, sequences: Sequence[Sequence[int]], pooling: str) -> NDArray[np.float32]:
+    def pooled(self, sequences: Sequence[Sequence[int]], pooling: str, **parts: Sequence[int]) -> NDArray[np.float32]:
         """float32 [B, h] of the pruned forward; "cls" or "last"."""
-        inputs = inputs_of(batch(sequences), padding_idx=self.padding_idx, pooling=pooling)
+        inputs = inputs_of(batch(sequences, **parts), padding_idx=self.padding_idx, pooling=pooling)
         with torch.inference_mode():
             rows = self.forward(inputs, is_pruned=True)
         return np.asarray(rows[: len(sequences)].numpy(), np.float32)
@@ -121,14 +138,17 @@ def load_fused(folder: Path, checkpoint: Checkpoint | None = None) -> Fused:
 
 
 def check(fused: Fused, folder: Path, compositions: Sequence[tuple[int, ...]] = COMPOSITIONS) -> None:
-    """Its rows are transformers', which computes each sequence alone, by the implementation that knows softcap."""
+    """Its rows are transformers', which computes each sequence alone, by the implementation that knows softcap. Where
+    tokens see none behind them, also if sequences share what they begin with."""
     reference = Reference(folder, attn_implementation="eager")
-    for seqlens in compositions:
-        sequences = arbitrary(seqlens)
+    batches: list[tuple[list[list[int]], dict[str, list[int]]]] = [(arbitrary(each), {}) for each in compositions]
+    if fused.spec.is_causal:
+        batches.append((BEGIN_ALIKE, {"shared": NUM_ALIKE}))
+    for sequences, parts in batches:
         rows = [reference.token_rows(sequence) for sequence in sequences]
-        assert_close(fused.token_rows(sequences), np.concatenate(rows))
+        assert_close(fused.token_rows(sequences, **parts), np.concatenate(rows))
         for pooling, place in (("cls", 0), ("last", -1)):
-            assert_close(fused.pooled(sequences, pooling), np.stack([own[place] for own in rows]))
+            assert_close(fused.pooled(sequences, pooling, **parts), np.stack([own[place] for own in rows]))
 
 
 def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
@@ -164,15 +184,18 @@ def inputs_of(
     """A packed batch as the device sees it; `pooling` is "cls" or "last"."""
     starts, types = packed.cu_seqlens, packed.token_type_ids
     pooled = starts[:-1] if pooling == "cls" else starts[1:] - 1
-    tiles, pooled_tiles = tile_table(starts, block=BLOCK), pooled_tile_table(starts, pooled)
+    tiles, pooled_tiles = tile_table(starts, block=BLOCK, shared=packed.shared), pooled_tile_table(starts, pooled)
+    unique = unique_tokens(packed)
+    computed = slice(None) if unique is None else unique.first
     return Inputs(
-        token_ids=_int32(packed.token_ids, num_padding_tokens),
-        positions=_int32(position_ids(packed, padding_idx), num_padding_tokens),
-        token_type_ids=None if types is None else _int32(types, num_padding_tokens),
+        token_ids=_int32(packed.token_ids[computed], num_padding_tokens),
+        positions=_int32(position_ids(packed, padding_idx)[computed], num_padding_tokens),
+        token_type_ids=None if types is None else _int32(types[computed], num_padding_tokens),
         cu_seqlens=_int32(np.append(starts, [packed.num_tokens] * num_padding_sequences)),
-        pooled=_int32(pooled, num_padding_sequences),
+        pooled=_int32(pooled if unique is None else unique.places[pooled], num_padding_sequences),
         tiles=Tiles(_int32(np.pad(tiles, ((0, 1), (0, 0)))), BLOCK),
         pooled_tiles=Tiles(_int32(np.pad(pooled_tiles, ((0, num_padding_sequences), (0, 0)))), BLOCK),
+        places=None if unique is None else _int32(np.append(unique.places, [-1] * num_padding_tokens)),
     )
 
 

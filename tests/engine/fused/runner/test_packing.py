@@ -43,6 +43,21 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch("m", OutputKind.POOLED, token_ids, cu_seqlens, types)
 
 
+@st.composite
+def sharing(draw: st.DrawFn) -> Batch:
+    """The same, sequences beginning as the one before does."""
+    made = draw(batches())
+    bounds = made.cu_seqlens.tolist()
+    token_ids, types = made.token_ids.copy(), made.token_type_ids
+    shared = [0]
+    for (before, start), end in zip(itertools.pairwise(bounds[:-1]), bounds[2:], strict=True):
+        shared.append(draw(st.integers(0, min(start - before, end - start - 1))))
+        for ids in (token_ids, types):
+            if ids is not None:
+                ids[start : start + shared[-1]] = ids[before : before + shared[-1]]
+    return dataclasses.replace(made, token_ids=token_ids, shared=np.array(shared, np.int32))
+
+
 def packed(packer: Packer, batch: Batch) -> tuple[NDArray[np.int32], Shape]:
     """Into a block that was in use before."""
     shape = SHAPES.of(batch)
@@ -107,6 +122,53 @@ def test_the_views_say_what_the_batch_says_and_padding_is_empty(
         assert table[: len(own)].tolist() == own.tolist()
         assert not table[len(own) :].any()
     assert len(inputs.pooled_tiles.table) == num_seqs
+
+
+@given(sharing(), st.sampled_from([None, 0, 1]), st.sampled_from(["cls", "last", "mean"]))
+def test_of_shared_tokens_one_is_packed_and_the_others_have_its_place(
+    batch: Batch, padding_idx: int | None, pooling: str
+) -> None:
+    packer = dataclasses.replace(PACKER, padding_idx=padding_idx, pooling=pooling)
+    whole, (block, shape) = packed(packer, dataclasses.replace(batch, shared=None)), packed(packer, batch)
+    expected, inputs = views(torch.from_numpy(whole[0]), whole[1]), views(torch.from_numpy(block), shape)
+    assert batch.shared is not None
+    if not batch.shared.any():
+        assert shape == whole[1]
+        assert inputs.places is None
+        return
+    assert inputs.places is not None
+    num_tokens, num_computed = batch.num_tokens, batch.num_tokens - int(batch.shared.sum())
+    places = inputs.places[:num_tokens].long()
+    assert set(places.tolist()) == set(range(num_computed))
+    assert (inputs.places[num_tokens:] == -1).all()
+    assert torch.equal(inputs.token_ids[places], expected.token_ids[:num_tokens])
+    assert torch.equal(inputs.positions[places], expected.positions[:num_tokens])
+    assert not inputs.token_ids[num_computed:].any()
+    if expected.token_type_ids is not None:
+        assert inputs.token_type_ids is not None
+        assert torch.equal(inputs.token_type_ids[places], expected.token_type_ids[:num_tokens])
+    num_seqs = batch.num_seqs
+    assert inputs.cu_seqlens[: num_seqs + 1].tolist() == batch.cu_seqlens.tolist()
+    assert inputs.pooled[:num_seqs].tolist() == places[expected.pooled[:num_seqs].long()].tolist()
+    assert inputs.pooled_tiles.table[:num_seqs].tolist() == expected.pooled_tiles.table[:num_seqs].tolist()
+
+
+@given(sharing())
+def test_each_row_attends_where_its_token_stands_to_all_of_the_sequence(batch: Batch) -> None:
+    block, shape = packed(PACKER, batch)
+    inputs = views(torch.from_numpy(block), shape)
+    bounds, seen = batch.cu_seqlens.tolist(), []
+    for first, num_queries, position, first_key, num_keys, sequence in inputs.tiles.table.tolist():
+        if num_queries:
+            assert num_queries <= inputs.tiles.block
+            assert [first_key, first_key + num_keys] == bounds[sequence : sequence + 2]
+        for number in range(num_queries):
+            token = first_key + position + number
+            assert first + number == (token if inputs.places is None else int(inputs.places[token]))
+            seen.append(first + number)
+    assert sorted(seen) == list(range(len(seen)))
+    assert batch.shared is not None
+    assert len(seen) == batch.num_tokens - int(batch.shared.sum())
 
 
 def test_sparse_rows_have_no_sequences_of_padding() -> None:
@@ -229,14 +291,20 @@ def test_a_shape_holds_its_batch_and_the_largest_holds_any(data: st.DataObject) 
     max_num_tokens, max_num_seqs, max_seqlen = data.draw(st.sampled_from(LIMITS))
     some = shapes(max_num_tokens, max_num_seqs, max_seqlen, max_graph_tokens=data.draw(st.sampled_from([0, 2048])))
     seqlens = data.draw(st.lists(st.integers(1, min(max_seqlen, 3000)), min_size=1, max_size=min(max_num_seqs, 40)))
-    while sum(seqlens) > max_num_tokens:
+    shares = data.draw(st.booleans())
+    pairs = zip([0, *seqlens], seqlens, strict=False)
+    shared = np.array([data.draw(st.integers(0, min(pair[0], pair[1] - 1))) for pair in pairs], np.int32) * shares
+    while sum(seqlens) - shared.sum() > max_num_tokens or sum(seqlens) > 4 * max_num_tokens:
         seqlens.pop()
-    made = batch_of(seqlens, has_types=data.draw(st.booleans()))
+        shared = shared[:-1]
+    made = dataclasses.replace(batch_of(seqlens, has_types=data.draw(st.booleans())), shared=shared)
     shape, largest = some.of(made), some.largest
-    assert made.num_tokens <= shape.num_tokens <= largest.num_tokens < max_num_tokens + 16
-    assert shape.num_tokens % 16 == 0
+    num_computed = made.num_tokens - shared.sum()
+    assert num_computed <= shape.num_tokens <= largest.num_tokens < max_num_tokens + 16
+    assert made.num_tokens <= shape.num_places <= largest.num_places or not shared.any()
+    assert shape.num_tokens % 16 == shape.num_places % 16 == 0
     assert made.num_seqs <= shape.num_seqs <= min(largest.num_seqs, shape.num_tokens, max_num_seqs)
-    assert len(tile_table(made.cu_seqlens, block=shape.block)) <= shape.num_tiles
+    assert len(tile_table(made.cu_seqlens, block=shape.block, shared=shared)) <= shape.num_tiles
     assert shape.has_types == (made.token_type_ids is not None)
     assert layout(shape).size <= layout(largest).size
 
@@ -260,6 +328,34 @@ def test_usual_work_has_few_shapes() -> None:
         size = np.searchsorted(ends, numbers.integers(16, 16_384), side="right")
         seen.add(some.of(batch_of(lengths[: max(1, size)].tolist())))
     assert len(seen) <= 80
+
+
+def test_requests_that_share_a_prefix_add_few_shapes() -> None:
+    """A template and a query before each document."""
+    some, numbers = shapes(16_384, 1024, 512), np.random.default_rng(0)
+    seen = set()
+    for _ in range(2000):
+        prefix, num_documents = numbers.integers(60, 120), numbers.integers(2, 100)
+        documents = numbers.lognormal(5, 0.5, num_documents).clip(1, 390).astype(int)
+        documents = documents[: max(2, np.searchsorted(np.cumsum(documents), 16_000))]
+        of_prefix = np.append(0, np.full(len(documents) - 1, prefix)).astype(np.int32)
+        shape = some.of(dataclasses.replace(batch_of((documents + prefix).tolist()), shared=of_prefix))
+        assert shape.num_places >= (documents + prefix).sum()
+        seen.add(shape)
+    assert len(seen) <= 80
+
+
+def test_of_a_batch_that_shares_what_is_computed_is_limited_and_more_loosely_what_is_sent() -> None:
+    some = shapes(64, 100, 32)
+    sharing = np.array([0] + [31] * 7, np.int32)
+    shape = some.of(dataclasses.replace(batch_of([32] * 8), shared=sharing))
+    assert (shape.num_tokens, shape.num_places) == (64, 128 * 2)
+    unlimited = dataclasses.replace(some, max_graph_tokens=0)
+    shape = unlimited.of(dataclasses.replace(batch_of([32] * 7 + [20]), shared=np.append(sharing[:7], 1)))
+    assert (shape.num_tokens, shape.num_places) == (64, 256)
+    for seqlens, shared in (([32] * 9, [0] + [31] * 8), ([32] * 8, [0] + [20] * 7)):
+        with pytest.raises(ValueError, match="limits"):
+            some.of(dataclasses.replace(batch_of(seqlens), shared=np.array(shared, np.int32)))
 
 
 def test_batches_without_a_graph_are_padded_to_the_next_16_tokens() -> None:

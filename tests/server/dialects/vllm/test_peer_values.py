@@ -24,7 +24,7 @@ DTYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-THREE = {"model": "the-model", "input": [TEXT] * 3}
+THREE = {"model": "the-model", "input": [TEXT, f"{TEXT}!", f"{TEXT}?"]}
 
 pytestmark = pytest.mark.holds("vLLM's own routes")
 

@@ -28,7 +28,7 @@ def edge() -> Edge:
 
 def request(path: bytes, num_items: int = 4) -> bytes:
     field = "inputs" if path == TEI else "input"
-    body = json.dumps({field: ["a"] * num_items}).encode()
+    body = json.dumps({field: list("abcd")[:num_items]}).encode()
     return POST % (path, len(body)) + body
 
 
