@@ -37,6 +37,7 @@ class EngineRow:
     quantizes: str = ""  # its --quantization on the first of its kinds of devices
     reads_fp8: bool = False  # whether it reads weights stored in FP8 with scales
     takes_loras: bool = False  # whether it computes adapters that are kept apart from the model (--lora)
+    not_of_loras: tuple[str, ...] = ()  # keys of such an adapter's configuration that it does not compute
     needs_bfloat16: bool = False  # whether a GPU must have bfloat16; the others also compute in the types of older GPUs
 
 
@@ -55,6 +56,7 @@ ENGINES = {
             auto_on=(CPU,),
             quantizes="int8",
             takes_loras=True,
+            not_of_loras=("bias",),
         ),
         EngineRow(
             name=FUSED,

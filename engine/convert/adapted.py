@@ -16,7 +16,7 @@ from engine.convert.conversion import Report, copy_files
 from engine.convert.merging import Merge
 from engine.convert.plan import copied_files
 from engine.model.json_files import Json, object_in, read_object, read_optional
-from engine.model.lora import CONFIG, WEIGHTS, Adapter, read_adapter
+from engine.model.lora import CONFIG, WEIGHTS, Adapter
 from engine.model.modules import Chain, model_kind, read_chain
 from engine.model.sentence_files import CONFIG as SENTENCES
 from engine.model.sentence_files import TRANSFORMER_FILES
@@ -75,9 +75,8 @@ def adapter_folder(folder: Path) -> Path | None:
     return next((place for place in places if (place / CONFIG).is_file() and not has_weights(place)), None)
 
 
-def plan(folder: Path, own: Path, base: Path) -> AdaptedPlan:
-    """Plan the new folder. own: `adapter_folder`. Raises ModelError where the adapter does not fit the base."""
-    adapter = read_adapter(own)
+def plan(folder: Path, adapter: Adapter, base: Path) -> AdaptedPlan:
+    """Plan the new folder. adapter: that of `adapter_folder`. Raises ModelError where it does not fit the base."""
     of_base = base / read_chain(base).transformer_folder
     if any((place / CONFIG).is_file() for place in (base, of_base)):
         raise ModelError(
@@ -88,13 +87,13 @@ def plan(folder: Path, own: Path, base: Path) -> AdaptedPlan:
     config, head_modules = _config(adapter, folder, of_base, old)
     has_modules, has_new_class = (folder / _MODULES).is_file(), config.get("architectures") != old.get("architectures")
     keeps_modules = not has_modules and not has_new_class  # a head of labels is another end than a pooling
-    at = own.relative_to(folder) if has_modules else of_base.relative_to(base) if keeps_modules else ""
+    at = adapter.folder.relative_to(folder) if has_modules else of_base.relative_to(base) if keeps_modules else ""
     weights = PurePosixPath(at)
     chain = read_chain(folder if has_modules else base).chain if has_modules or keeps_modules else None
     _check_table(adapter, config, chain)
     merge = Merge(adapter, of_base, model_type=str(config.get("model_type")), new_modules=head_modules)
     unread = {CONFIG, WEIGHTS, _CONFIG, _INDEX, *(file.name for file in checkpoint_files(of_base))}
-    ours = _placed(folder, own, weights, unread)
+    ours = _placed(folder, adapter.folder, weights, unread)
     theirs = {name: path for name, path in _placed(base, of_base, weights, unread).items() if name not in _OF_ITS_ROWS}
     if not keeps_modules:
         others = (_MODULES, SENTENCES, *TRANSFORMER_FILES) if has_new_class else (_MODULES,)

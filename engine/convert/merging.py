@@ -7,9 +7,10 @@ are stored as. All else is copied as it is, a tensor at a time.
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,17 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.convert.checkpoint_names import Place, find
-from engine.model.lora import Adapter, AdapterLayer
-from engine.model.weights import PLAIN, StoredTensor, checkpoint_files, header_of, read_tensor, tensors_in
+from engine.model.lora import WEIGHTS, Adapter, AdapterLayer
+from engine.model.weights import PLAIN, StoredTensor, checkpoint_files, header_of, read_tensor, read_tensors, tensors_in
 from engine.types import ModelError
 
 Array = NDArray[np.float32]
 Step = Callable[[Array], Array]
+_Read = Callable[[StoredTensor], Array]
 Report = Callable[[int, int], None]  # bytes that are written, and of all
 
 _INDEX = "model.safetensors.index.json"
 _CONV1D = ("gpt2", "openai-gpt")  # model types whose layers' weights are [in, out]
 _OF_CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")  # the layers, which are not all that such a model has
+# Names of tensors with a row for each token: tables, and layers that score the vocabulary, which may be tied to these.
+_OF_OUTPUT = re.compile(
+    r"(^|\.)(lm_head|embed_out|vocab_projector|(predictions|lm_head)\.decoder|^decoder)\.(weight|bias)$"
+)
+_OF_TABLES = re.compile(rf"(word_embeddings|embed_tokens|tok_embeddings|wte|shared)\.weight$|{_OF_OUTPUT.pattern}")
 _CHUNK = 16 << 20  # bytes copied at once
 _ALIGNMENT = 8  # bytes, of the first tensor
 _F32 = 4  # bytes
@@ -77,6 +84,14 @@ class Merge:
         for layer, factor in adapter.factors.items():
             self._multiply(layer, factor)
 
+    @cached_property
+    def _numbers(self) -> dict[str, Array]:
+        """Of all the adapter's tensors: to read its file once for each takes long."""
+        return read_tensors(self._adapter.folder / WEIGHTS)
+
+    def _read(self, tensor: StoredTensor) -> Array:
+        return self._numbers[tensor.name]
+
     @property
     def num_bytes(self) -> int:
         """The size of the new weights, or a little more."""
@@ -111,6 +126,11 @@ class Merge:
     def _place(self, name: str, by: StoredTensor) -> Place:
         """The base's tensor of this name, which is to be changed. Raises ModelError where there is none."""
         found = find(name, self._stored, self.base)
+        if found is None and _OF_OUTPUT.search(name):
+            raise ModelError(
+                f"{by} changes {name!r}, the output layer, which the base in {self.base} does not store: it is tied to "
+                "the table of tokens, or left out. Train the adapter without it ('target_modules', 'modules_to_save')"
+            )
         if found is None:
             raise self._does_not_fit(by, f"changes {name!r}, which the base in {self.base} lacks")
         tensor = self._stored[found.name]
@@ -128,6 +148,12 @@ class Merge:
         change = self._changes[place.name]
         found = change.source.shape
         if found[:1] != (shape[0] * place.num_shares,) or found[1:] != shape[1:]:
+            if found[1:] == shape[1:] and _OF_TABLES.search(place.name):
+                raise ModelError(
+                    f"{by} is for {shape[0]:,} tokens, and {change.source} has {found[0]:,}: it is another base, or "
+                    "the vocabulary was resized for the adapter. Save the base as it was resized, and name that as "
+                    f"'base_model_name_or_path' in {self._adapter.config_file}"
+                )
             part = f"one of {place.num_shares} equal parts of " if place.num_shares > 1 else ""
             raise self._does_not_fit(
                 by, f"is for a tensor of the shape {list(shape)}, and {part}{change.source} has {list(found)}"
@@ -144,16 +170,23 @@ class Merge:
         if is_new and (found is None or found.num_shares == 1):
             self._changes[found.name if found else name] = _Change(tensor)
         else:
-            self._change(self._place(name, tensor), tensor, tensor.shape, partial(_replaced, by=tensor))
+            self._change(self._place(name, tensor), tensor, tensor.shape, partial(self._replaced, by=tensor))
 
     def _add(self, layer: str, found: AdapterLayer, *, is_table: bool) -> None:
         is_transposed = is_table or self._has_columns(layer)
         shape = found.shape[::-1] if is_transposed else found.shape
         place = self._taken(self._place(f"{layer}.weight", found.a), found.a)
-        self._change(place, found.a, shape, partial(_with_layer, layer=found, is_transposed=is_transposed))
+        self._change(
+            place, found.a, shape, partial(_with_layer, read=self._read, layer=found, is_transposed=is_transposed)
+        )
         if found.bias is not None:
+            if find(f"{layer}.bias", self._stored, self.base) is None:
+                raise ModelError(
+                    f"{found.bias} is a bias ('lora_bias') of the layer {layer!r}, which has none in the base to take "
+                    f"it: serve the base with --lora NAME={self._adapter.folder}, which keeps the adapter apart"
+                )
             place = self._place(f"{layer}.bias", found.bias)
-            step = partial(_with_bias, of_layer=found.bias, scale=found.scale)
+            step = partial(_with_bias, read=self._read, of_layer=found.bias, scale=found.scale)
             self._change(place, found.bias, found.bias.shape, step)
 
     def _taken(self, place: Place, by: StoredTensor) -> Place:
@@ -169,10 +202,15 @@ class Merge:
         is_transposed, is_of_rows = self._has_columns(layer), factor.shape[1:] == (1,)
         size = max(factor.shape)
         shape = (size, columns) if is_of_rows != is_transposed else (rows // place.num_shares, size)
-        self._change(place, factor, shape, partial(_multiplied, factor=factor, is_transposed=is_transposed))
+        self._change(
+            place, factor, shape, partial(_multiplied, read=self._read, factor=factor, is_transposed=is_transposed)
+        )
         if is_of_rows and find(f"{layer}.bias", self._stored, self.base):
             bias = self._place(f"{layer}.bias", factor)
-            self._change(bias, factor, (size,), partial(_multiplied_bias, factor=factor))
+            self._change(bias, factor, (size,), partial(_multiplied_bias, read=self._read, factor=factor))
+
+    def _replaced(self, tensor: Array, *, by: StoredTensor) -> Array:
+        return self._read(by)
 
     def _has_columns(self, layer: str) -> bool:
         """Whether the layer's weight is [in, out]."""
@@ -186,30 +224,26 @@ def _of_share(tensor: Array, *, place: Place, step: Step) -> Array:
     return np.concatenate(parts)
 
 
-def _replaced(tensor: Array, *, by: StoredTensor) -> Array:
-    return read_tensor(by)
-
-
-def _with_layer(weight: Array, *, layer: AdapterLayer, is_transposed: bool) -> Array:
+def _with_layer(weight: Array, *, read: _Read, layer: AdapterLayer, is_transposed: bool) -> Array:
     """W + scale B A; of DoRA with rows of the lengths that the adapter has."""
     rows = weight.T if is_transposed else weight
-    made = rows + np.float32(layer.scale) * (read_tensor(layer.b) @ read_tensor(layer.a))
+    made = rows + np.float32(layer.scale) * (read(layer.b) @ read(layer.a))
     if layer.magnitude is not None:
-        made *= (read_tensor(layer.magnitude) / np.linalg.norm(made, axis=1))[:, None]
+        made *= (read(layer.magnitude) / np.linalg.norm(made, axis=1))[:, None]
     return made.T if is_transposed else made
 
 
-def _with_bias(bias: Array, *, of_layer: StoredTensor, scale: float) -> Array:
-    return bias + np.float32(scale) * read_tensor(of_layer)
+def _with_bias(bias: Array, *, read: _Read, of_layer: StoredTensor, scale: float) -> Array:
+    return bias + np.float32(scale) * read(of_layer)
 
 
-def _multiplied(weight: Array, *, factor: StoredTensor, is_transposed: bool) -> Array:
-    factors = read_tensor(factor)
+def _multiplied(weight: Array, *, read: _Read, factor: StoredTensor, is_transposed: bool) -> Array:
+    factors = read(factor)
     return weight * (factors.T if is_transposed else factors)
 
 
-def _multiplied_bias(bias: Array, *, factor: StoredTensor) -> Array:
-    return bias * read_tensor(factor).reshape(bias.shape)
+def _multiplied_bias(bias: Array, *, read: _Read, factor: StoredTensor) -> Array:
+    return bias * read(factor).reshape(bias.shape)
 
 
 def _write(file: Path, source: Path, kept: Mapping[str, StoredTensor], changes: Mapping[str, _Change]) -> Iterator[int]:

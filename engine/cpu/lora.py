@@ -52,14 +52,11 @@ def most_telling(adapters: Sequence[Adapter]) -> int:
 
 
 def fit(adapter: Adapter, sizes: _Sizes) -> dict[str, AdapterLayer]:
-    """Its layers by the names that the model has for them. It may have been trained on the class with a head or on the
-    one without, where names lack a word in front. Raises ModelError for a layer that the model lacks."""
+    """Its layers by the names that the model has for them, without a pooler that the model does not compute. Raises
+    ModelError for another layer that the model lacks."""
     has_pooler = any(_is_of_pooler(name) for name in sizes)
     layers = {name: layer for name, layer in adapter.layers.items() if has_pooler or not _is_of_pooler(name)}
-    other = next((name for name in layers if name not in sizes), "")
-    in_front = [size.removesuffix(f".{other}") for size in sizes if size.endswith(f".{other}")]
-    in_front += [other.removesuffix(f".{size}") for size in sizes if other.endswith(f".{size}")]
-    return fitted(replace(adapter, layers=layers), sizes, in_front[0] if len(in_front) == 1 else "model")
+    return fitted(replace(adapter, layers=layers), sizes)
 
 
 def _is_of_pooler(name: str) -> bool:

@@ -18,7 +18,7 @@ from engine.model.lora import check_apart
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores
 from engine.offer import Note, ServingTarget
-from engine.registry import EngineRow
+from engine.registry import ENGINES, EngineRow
 from engine.types import ModelError, OutputKind
 
 
@@ -105,7 +105,7 @@ def check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
     if folder.architecture == kalm.ARCHITECTURE:
         raise ModelError("the openvino engine has no form for an encoder and a decoder; --engine transformers has")
     for adapter in folder.loras:
-        check_apart(adapter, ("bias",))
+        check_apart(adapter, ENGINES[openvino.NAME].not_of_loras)
     head_in_graph(folder)
     embeds = OutputKind.POOLED | OutputKind.TOKENS
     if _quantization(options) != "none" and folder.outputs & ~embeds:

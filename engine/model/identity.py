@@ -44,12 +44,7 @@ _NOT_SETTINGS = frozenset(
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _OLD_TOKENIZER_FILE = "added_tokens.json"
 # Keys of an adapter's configuration that name places and versions, or count in training alone.
-_NO_NUMBER = frozenset(
-    (
-        *("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode", "task_type"),
-        *("lora_dropout", "init_lora_weights", "runtime_config", "loftq_config", "eva_config"),
-    )
-)
+_NO_NUMBER = lora.WITHOUT_EFFECT | {"base_model_name_or_path", "revision", "init_lora_weights"}
 _CHAT_TEMPLATE = "chat_template.jinja"  # where it is not in tokenizer_config.json
 
 

@@ -6,6 +6,7 @@ DoRA (arXiv 2402.09353) then gives each row of the sum a length of its own, and 
 Each key of LoraConfig and IA3Config of PEFT 0.21.2 is honoured, without effect on rows, or refused by its name.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,10 +23,12 @@ _PICKLE = "adapter_model.bin"
 _BY_TASK = "adapters"  # the folder beside a model's weights with one adapter for each task
 _MAX_ALPHA = 1e9
 _LORA, _IA3 = "LORA", "IA3"
+_ALL_LINEAR = "all-linear"  # of target_modules
 _PREFIX = "base_model.model."  # that PEFT puts before the names of the model's own class
 
-# Keys that say where the adapter lies (which its tensors say as well), how it was made or trained, or who wrote it.
-_WITHOUT_EFFECT = frozenset(
+# Keys that say where the adapter lies, how it was made or trained, or who wrote it. The tensors say as well where it
+# lies, and `_check_named` that both say the same.
+WITHOUT_EFFECT = frozenset(
     (
         *("task_type", "auto_mapping", "peft_version", "inference_mode", "target_modules", "exclude_modules"),
         *("layers_to_transform", "layers_pattern", "lora_dropout", "megatron_config", "megatron_core"),
@@ -105,6 +108,12 @@ class Adapter:
     whole: Mapping[str, StoredTensor]  # tensors that replace the base's, by its name: encoder.layer.0.output.dense.bias
     # Keys of adapter_config.json that ask for more than W + scale B A with one rank and scale for all layers.
     extras: frozenset[str]
+    is_of_task: bool = False  # whether it is one of the model's own, of which each is for a task
+
+    @property
+    def instead(self) -> str:
+        """The end of a message that it can't be kept apart: what to do. "" for the model's own, which only are."""
+        return "" if self.is_of_task else f"; {merge_it(self.folder)}"
 
     @property
     def config_file(self) -> Path:
@@ -133,6 +142,7 @@ def read_adapter(folder: Path, name: str = "") -> Adapter:
         if len(factor.shape) != 2 or 1 not in factor.shape:
             raise ModelError(f"{factor} of the shape {list(factor.shape)} is neither a row nor a column")
     _check_saved(config, whole, folder)
+    _check_named(config, (*layers, *factors), folder)
     of_tables = {layer for layer, found in layers.items() if found.a.name.endswith("lora_embedding_A")}
     return Adapter(
         name=name,
@@ -153,7 +163,7 @@ def _config(folder: Path) -> Json:
     if not where.is_file():
         raise ModelError(f"{where} is missing, so {folder} holds no adapter")
     config = read_object(where)
-    check_known(config, _WITHOUT_EFFECT | _HONOURED | _USUAL.keys(), str(where))
+    check_known(config, WITHOUT_EFFECT | _HONOURED | _USUAL.keys(), str(where))
     for key, values in _USUAL.items():
         value = config.get(key)
         if not any(value is one or (isinstance(one, str) and value == one) for one in values):
@@ -257,38 +267,107 @@ def _check_saved(config: Json, whole: Collection[str], folder: Path) -> None:
         )
 
 
+def _check_named(config: Json, layers: Iterable[str], folder: Path) -> None:
+    """Raises ModelError for a layer that the configuration does not name: PEFT would pass its tensors over."""
+    where = folder / CONFIG
+    named = {key: _names(config, key, where) for key in ("target_modules", "exclude_modules", "layers_pattern")}
+    if named["target_modules"] is None:
+        raise ModelError(f"'target_modules' in {where} is missing, so PEFT would choose the layers by the base's kind")
+    for layer in layers:
+        try:
+            key = _leaves_out(layer, config, **named)
+        except (re.error, TypeError) as error:
+            raise ModelError(f"{where} has no names or patterns of layers that can be read: {error}") from error
+        if key:
+            raise ModelError(f"{key!r} in {where} leaves {layer!r} out, of which {folder / WEIGHTS} has tensors")
+
+
+def _names(config: Json, key: str, where: Path) -> str | list[str] | None:
+    """A regular expression, or names. None = there are none."""
+    found = config.get(key)
+    if not isinstance(found, str | list | None) or not all(isinstance(name, str) for name in found or ()):
+        raise ModelError(f"{key!r} in {where} is neither a text nor a list of names")
+    return found
+
+
+def _leaves_out(
+    layer: str,
+    config: Json,
+    *,
+    target_modules: str | list[str] | None,
+    exclude_modules: str | list[str] | None,
+    layers_pattern: str | list[str] | None,
+) -> str:
+    """The key by which PEFT's rules leave the layer out; "" = it is named."""
+    is_any = isinstance(target_modules, str) and target_modules.lower() == _ALL_LINEAR
+    if not is_any and not _is_named(layer, target_modules):
+        return "target_modules"
+    if _is_named(layer, exclude_modules):
+        return "exclude_modules"
+    if any(re.match(rf"(^|.*\.){name}($|\..*)", layer) for name in config.get("modules_to_save") or ()):
+        return "modules_to_save"
+    numbers = config.get("layers_to_transform")
+    if numbers is None or numbers == []:
+        return ""
+    lists = [layers_pattern] if isinstance(layers_pattern, str) else layers_pattern or [""]
+    before = (rf"(?:^|.*?\.){pattern}" if pattern else r".*?\.[^.]*" for pattern in lists)
+    found = next(filter(None, (re.match(rf"{pattern}\.(?P<number>\d+)\.", layer) for pattern in before)), None)
+    is_one = found and int(found["number"]) in ([numbers] if isinstance(numbers, int) else numbers)
+    return "" if is_one else "layers_to_transform"
+
+
+def _is_named(layer: str, names: str | list[str] | None) -> bool:
+    """Whether the regular expression matches the layer's name, or one of the names is its end."""
+    if isinstance(names, str):
+        return bool(names) and re.fullmatch(names, layer) is not None
+    return any(f".{layer}".endswith(f".{name}") for name in names or ())
+
+
 def check_apart(adapter: Adapter, refused: Collection[str] = ()) -> None:
     """Raises ModelError if it can't be kept apart from its base. refused: keys of `extras` that the engine lacks."""
     for key in sorted(adapter.extras & {"modules_to_save", "peft_type", *refused}):
-        raise _merge_it(f"{key!r} in {adapter.config_file}", adapter)
+        raise _not_apart(f"{key!r} in {adapter.config_file}", adapter)
     replaced = [] if "bias" in adapter.extras else [tensor for tensor in adapter.whole.values()]
     for tensor in (*(layer.a for layer in adapter.tables.values()), *replaced):
-        raise _merge_it(str(tensor), adapter)
+        raise _not_apart(str(tensor), adapter)
 
 
-def _merge_it(what: str, adapter: Adapter) -> ModelError:
-    return ModelError(
-        f"{what} can't be computed beside the model that it changes; serve {adapter.folder} as a model of its own, "
-        "which merges it"
-    )
+def _not_apart(what: str, adapter: Adapter) -> ModelError:
+    return ModelError(f"{what} can't be computed beside the model that it changes{adapter.instead}")
 
 
-def fitted(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], prefix: str = "model") -> dict[str, AdapterLayer]:
-    """Its layers by the names that a model has for them. Raises ModelError for a layer that the model lacks, or that
-    has another size.
+def merge_it(folder: Path) -> str:
+    """What to do with an adapter's folder where it can't be kept apart from its base."""
+    return f"serve {folder} as a model of its own, which merges it"
 
-    shapes: [out, in] by the layer's name. prefix: base_model_prefix of the model's class, under which the layers lie in
-    a class that has a head, too; the adapter may have been trained on either.
-    """
+
+def fitted(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> dict[str, AdapterLayer]:
+    """Its layers by the names that a model has for them. It may have been trained on the class with a head or on the
+    one without, where names lack words in front. Raises ModelError for a layer that the model lacks, or that has
+    another size. shapes: [out, in] by the layer's name."""
     found = {}
+    prefix = _in_front(adapter.layers, shapes)
     for layer, own in adapter.layers.items():
         names = (layer, f"{prefix}.{layer}", layer.removeprefix(f"{prefix}."))
         name = next((each for each in names if each in shapes), None)
         if name is None or shapes[name] != own.shape:
             there = "lacks" if name is None else f"has with the shape {list(shapes[name])}"
-            raise ModelError(f"{own.a} is of a layer of the shape {list(own.shape)}, which the model {there}")
+            raise ModelError(
+                f"{own.a} is of a layer of the shape {list(own.shape)}, which the model {there}; "
+                f"'base_model_name_or_path' in {CONFIG} says {adapter.base!r}{adapter.instead}"
+            )
         found[name] = own
     return found
+
+
+def _in_front(layers: Collection[str], names: Collection[str]) -> str:
+    """What the names of a model have before those of an adapter, or the other way round; "" = they are alike."""
+    for layer in (each for each in layers if each not in names):
+        found = {name.removesuffix(f".{layer}") for name in names if name.endswith(f".{layer}")}
+        found |= {layer.removesuffix(f".{name}") for name in names if layer.endswith(f".{name}")}
+        if len(found) == 1:
+            return found.pop()
+    return ""
 
 
 def adapter_files(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -299,7 +378,8 @@ def adapter_files(folder: Path, names: Sequence[str]) -> list[Path]:
 def read_adapters(folder: Path, names: Sequence[str]) -> list[Adapter]:
     """The adapters of these tasks, all of one rank and each of one scale, as jina_v5 computes them. Raises
     ModelError."""
-    found = [read_adapter(file.parent, name) for name, file in zip(names, adapter_files(folder, names), strict=True)]
+    files = zip(names, adapter_files(folder, names), strict=True)
+    found = [dataclasses.replace(read_adapter(file.parent, name), is_of_task=True) for name, file in files]
     for adapter in found:
         check_apart(adapter, adapter.extras - {"use_rslora"})
         if (_ranks(adapter), adapter.layers.keys()) != (_ranks(found[0]), found[0].layers.keys()):

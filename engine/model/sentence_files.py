@@ -75,6 +75,7 @@ _FLAT = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 _OTHER_TEMPLATES = "additional_chat_templates"
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 CONFIG = "config_sentence_transformers.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -363,6 +364,15 @@ def _transformer_config(folder: Path) -> tuple[str, Json]:
 def _length_in(options: Json, file: str) -> int | None:
     of_tokenizer = number_in(_given(options, _OF_PROCESSOR), "model_max_length", file=file)
     return of_tokenizer or number_in(options, "max_seq_length", file=file)
+
+
+def read_length(folder: Path, found: SentenceFiles | None) -> tuple[int | None, str]:
+    """The most tokens of a text, None where nothing says them, and the file that does. folder: the Transformer's.
+    found: what its modules say. Newer versions of sentence-transformers write the length for the tokenizer alone."""
+    if found is not None and found.max_seqlen is not None:
+        return found.max_seqlen, found.max_seqlen_source
+    config = read_optional(folder / TOKENIZER_CONFIG)
+    return number_in(config, "model_max_length", file=TOKENIZER_CONFIG), TOKENIZER_CONFIG
 
 
 def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> None:

@@ -214,6 +214,8 @@ class _Layers:
             for name, module in self._base.named_modules(remove_duplicate=False)
             if isinstance(module, nn.Linear | Conv1D)
         }
+        inside = {id(module) for module in self._base.modules()}
+        self._of_head = {name for name, module in whole.named_modules() if id(module) not in inside}
         self._shapes = {name: _shape(each) for name, each in self.plain.items()}
         self._squares: dict[str, Tensor] = {}  # float64 [out]: the squares of a layer's weights, summed by rows
 
@@ -225,7 +227,10 @@ class _Layers:
         """The names of layers, and their changes. Raises ModelError."""
         reader = _Reader(self._base.dtype, self._base.device)
         biases = self._biases(adapter)
-        layers: dict[str, AdapterLayer | None] = {**fitted(adapter, self._shapes, self._prefix)}
+        for name, own in adapter.layers.items():
+            if name in self._of_head:
+                raise _merge_it(str(own.a), adapter)
+        layers: dict[str, AdapterLayer | None] = {**fitted(adapter, self._shapes)}
         for name, layer in {**dict.fromkeys(biases), **layers}.items():
             if name.partition(".")[0] != _POOLER:
                 yield name, self._change(name, layer, biases.get(name), reader)
@@ -271,8 +276,8 @@ class _Layers:
 
 def _merge_it(what: str, adapter: Adapter) -> ModelError:
     return ModelError(
-        f"{what} is no part of a linear layer inside the model, and can't be computed beside it; serve "
-        f"{adapter.folder} as a model of its own, which merges it"
+        f"{what} is of none of the linear layers below the model's head, and can't be computed beside it"
+        f"{adapter.instead}"
     )
 
 

@@ -81,7 +81,7 @@ def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
         Finding("num_parameters", weights.num_parameters, "the weights' headers"),
         Finding("weights_bytes", weights.num_bytes, "the weights' headers"),
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
-        Finding("notes", list(folder.notes)),
+        Finding("notes", [*folder.notes, *(f"--lora {lora.name}: {lora.note}" for lora in plan.loras if lora.note)]),
     ]
 
 

@@ -125,6 +125,9 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
         if model.loras:
             logger.info("%s has the adapters %s", model.name, ", ".join(lora.name for lora in model.loras))
+        for lora in model.loras:
+            if lora.note:
+                logger.warning("%s: --lora %s: %s", model.name, lora.name, lora.note)
         for note in model.folder.notes:
             logger.info("%s: %s", model.name, note)
         if model.prompts:

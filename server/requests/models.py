@@ -130,7 +130,7 @@ class ModelTable:
         if self._only is not None and not self._is_strict and not (name and self._with_loras):
             return self._only
         stem, _, word = name.rpartition(":")
-        own = self._own_names.get(stem) if with_prompt else None
+        own = self._own_names.get(stem) if with_prompt or word == NEWEST else None
         return None if own in self._with_loras and not self._may_follow(own, word) else own
 
     def _may_follow(self, own: str, word: str) -> bool:
@@ -141,7 +141,7 @@ class ModelTable:
 
     def choose(self, name: str | None, *, with_prompt: bool = False) -> ServedModel:
         """Choose the model that is asked for. `with_prompt` allows a word for a prompt behind the name, as in
-        `name:query`.
+        `name:query`; Ollama's `name:latest` is always allowed.
 
         Raises ModelNotFound, and NotReady for a model that is loading.
         """

@@ -1,11 +1,13 @@
 """The flags of one model, which `--config` can give for several. Built and checked once, then frozen."""
 
+import re
 from dataclasses import dataclass
 
 from engine.model.tasks import Task
 from server.settings.flag import SettingsError, check_flags, flag
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_NO_NAME = re.compile(r"[\s:]")  # of an adapter
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -250,6 +252,11 @@ class ModelSettings:
             name, _, folder = text.partition("=")
             if not name.strip() or not folder.strip():
                 raise SettingsError(f"--lora must be NAME=FOLDER, and is {text!r}")
+            if _NO_NAME.search(name.strip()):
+                raise SettingsError(
+                    f"--lora {text!r}: a name has no white space and no colon, which stands between a model's name and "
+                    "an adapter's or a prompt's"
+                )
 
     @property
     def needs_modules(self) -> bool:

@@ -202,7 +202,7 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
                     )
                 bases[name] = model
         for name, model in bases.items():
-            if (whole := f"{model.name}:{name}") in names | bases.keys():
+            if (whole := f"{model.name}:{name}") in names:
                 raise SettingsError(f"--lora {name}: it is called {whole}, too, which is another's name")
 
     def part(self, kind: type[_Part]) -> _Part:

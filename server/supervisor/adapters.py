@@ -6,37 +6,53 @@ what differs is refused by the name of its file, because rows would be others th
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine import registry
 from engine.model.identity import Identity, with_adapter
 from engine.model.json_files import read_optional
 from engine.model.lora import CONFIG as CONFIG_OF_ADAPTER
-from engine.model.lora import WEIGHTS, check_apart, read_adapter
+from engine.model.lora import WEIGHTS, Adapter, check_apart, merge_it, read_adapter
 from engine.model.model_folder import ModelFolder
+from engine.model.modules import Chain, Module, read_chain
 from engine.model.sentence_files import (
     CONFIG,
+    TOKENIZER_CONFIG,
     TRANSFORMER_FILES,
     Prompts,
     SentenceFiles,
     read_cuts,
+    read_length,
     read_modules,
     read_prompts,
 )
 from engine.model.tasks import Task
-from engine.model.weights import PLAIN, checkpoint_files, step_files, stored_tensors
+from engine.model.weights import PLAIN, step_files, tensors_in
 from engine.types import ModelError
 from server.requests.prompts import NEWEST, PURPOSES
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
+from server.supervisor.adapter_bases import check_base
 from tokenizer_pool.messages import TokenizerSpec
 from wire.control import Json
 from wire.tokenizer_files import TokenizerError
 
-_MERGE = "serve the adapter's folder as a model of its own, which merges it"
-_TOKENIZER = "tokenizer.json"
+_TOKENIZER, _WEIGHTS = "tokenizer.json", "model.safetensors"
+# What a model without modules.json may be for, that an adapter with them fits.
+_TASKS: Mapping[Chain | None, tuple[Task, ...]] = {
+    Chain.EMBED: (Task.EMBED,),
+    Chain.SPARSE: (Task.SPARSE,),
+    Chain.SCORES: (Task.RERANK, Task.CLASSIFY),
+    Chain.ANSWER: (Task.RERANK,),
+}
+# Of modules without weights that change rows: what they do where their files do not say it, and keys without effect.
+_DEFAULTS: Mapping[str, Json] = {"SpladePooling": {"pooling_strategy": "max", "activation_function": "relu"}}
+_SIZES = frozenset(("word_embedding_dimension", "embedding_dimension", "chunk_size"))
+_POOLER = "pooler"
+_RENAMED = frozenset(("Wqkv", "qkv_proj"))  # in such checkpoints, which transformers cuts up: nomic_bert, gte
 _PROBE, _PROBE_TOKENS = "The ferry leaves at Seven.", 64
 
 
@@ -52,6 +68,7 @@ class Lora:
     default_prompt: str  # put before each text
     max_seqlen: int  # tokens
     num_bytes: int  # of its weights; 0 = they are not there, for an engine that reads none
+    note: str = ""  # about its base, where nothing here tells whether that is the model
 
     def facts(self, *, dtype: str, engine: str) -> Json:
         """What frontends know of it beside what they know of its model."""
@@ -79,19 +96,22 @@ def check_names(model: ModelSettings, folder: ModelFolder) -> None:
 
 
 def find_loras(
-    model: ModelSettings, folder: ModelFolder, base: Identity, *, default_prompt: str, has_weights: bool
+    model: ModelSettings, folder: ModelFolder, base: Identity, *, default_prompt: str, engine: str
 ) -> tuple[Lora, ...]:
     """The model's adapters in the order of their numbers. `folder`, `base` and `default_prompt` are the model's.
-    `has_weights` is False for an engine that reads none. Raises SettingsError and ModelError."""
+    engine: its name, or auto. Raises SettingsError and ModelError."""
     check_names(model, folder)
-    shapes = _shapes(folder) if model.loras and has_weights else None
+    layers = _LayersOfModel(folder) if model.loras and engine != registry.FAKE else None  # that one reads no weights
     found = []
     for name, given in model.loras:
         try:
             lora = _lora(name, given, model, folder, base, default_prompt)
-            if shapes is not None:
-                _check_layers(lora.path, shapes)
-            found.append(lora)
+            note = check_base(lora.path, model, folder, None if layers is None else base)
+            if layers is not None:
+                adapter = read_adapter(lora.path)
+                check_apart(adapter, () if engine == registry.AUTO else registry.ENGINES[engine].not_of_loras)
+                layers.check(adapter)
+            found.append(replace(lora, note=note))
         except ModelError as error:
             raise ModelError(f"--lora {name}: {error}") from None
     return tuple(found)
@@ -104,7 +124,7 @@ def _lora(
     if not (path / CONFIG_OF_ADAPTER).is_file():
         raise ModelError(f"{given} is not the folder of an adapter: it has no {CONFIG_OF_ADAPTER}")
     _check_tokenizer(path, folder)
-    sentence = _modules(path, folder)
+    max_seqlen = _length(path, _modules(path, folder), folder)
     prompts = _prompts(path, folder)
     changed: dict[str, object] = {}
     if prompts is not None:
@@ -112,7 +132,6 @@ def _lora(
         if (own, own_default) != (_said(folder.prompts), default_prompt):
             changed = {"prompts": own, "default_prompt": own_default}
         default_prompt = own_default
-    max_seqlen = min(sentence.max_seqlen or folder.max_seqlen, folder.max_seqlen) if sentence else folder.max_seqlen
     if max_seqlen != folder.max_seqlen:
         changed["max_seqlen"] = max_seqlen
     return Lora(
@@ -127,30 +146,44 @@ def _lora(
     )
 
 
-def _shapes(folder: ModelFolder) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight by every end of its name: classes with a head have more before it than those without."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in checkpoint_files(folder.weights_folder):
-        for tensor in stored_tensors(file):
+class _LayersOfModel:
+    """What the names and shapes of a model's weights tell of its layers. The engine, which has the layers themselves,
+    checks the rest."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Raises ModelError."""
+        stored = tensors_in(folder.weights_folder)
+        self._words = {name.split(".")[-2] for name in stored if "." in name}  # the last ones of layers' names
+        # checkpoints of own code, and those that a class of the library renames, have other names than its layers
+        self._has_names_of_class = not folder.is_translated and _RENAMED.isdisjoint(self._words)
+        # by every end of a layer's name: classes with a head have more before it than those without
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for tensor in stored.values():
             parts = tensor.name.split(".")
             if parts[-1] == "weight" and tensor.dtype in PLAIN:
-                shapes |= {".".join(parts[start:-1]): tensor.shape for start in range(len(parts) - 1)}
-    return shapes
+                self._shapes |= {".".join(parts[start:-1]): tensor.shape for start in range(len(parts) - 1)}
 
-
-def _check_layers(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ModelError for an adapter that can't be read or kept apart, or is of another model, as far as names and
-    shapes of the weights tell: the engine, which has the layers themselves, checks the rest."""
-    adapter = read_adapter(path)
-    check_apart(adapter)
-    for name, layer in adapter.layers.items():
-        ends = (name, name.partition(".")[2])
-        shape = next((shapes[end] for end in ends if end in shapes), layer.shape)
-        if layer.shape not in (shape, shape[::-1]):  # some classes store their weights the other way round
+    def check(self, adapter: Adapter) -> None:
+        """Raises ModelError for an adapter of another model."""
+        for name, layer in adapter.layers.items():
+            ends = (name, name.partition(".")[2])
+            shape = next((self._shapes[end] for end in ends if end in self._shapes), layer.shape)
+            if self._has_none(name):
+                what = f"of the layer {name!r}, which the model lacks"
+            elif layer.shape not in (shape, shape[::-1]):  # some classes store their weights the other way round
+                what = f"of a layer of the shape {list(layer.shape)}, and the model's is {list(shape)}"
+            else:
+                continue
             raise ModelError(
-                f"{layer.a} is of a layer of the shape {list(layer.shape)}, and the model's is {list(shape)}: it is an "
-                f"adapter of another model, of {adapter.base!r} by its {CONFIG_OF_ADAPTER}"
+                f"{layer.a} is {what}: it is an adapter of another model, of {adapter.base!r} by its "
+                f"{CONFIG_OF_ADAPTER}{adapter.instead}"
             )
+
+    def _has_none(self, layer: str) -> bool:
+        """Whether no layer of the model can be the one of this name. Poolers are passed over where nothing reads
+        their rows."""
+        own = layer.split(".")
+        return self._has_names_of_class and own[-1] not in self._words and _POOLER not in own
 
 
 def _prompts(path: Path, folder: ModelFolder) -> Prompts | None:
@@ -162,7 +195,7 @@ def _prompts(path: Path, folder: ModelFolder) -> Prompts | None:
     if folder.template is None and folder.late is None:
         return found
     if found.by_name != read_prompts(folder.path).by_name:
-        raise ModelError(f"prompts in {path / CONFIG} are not the model's: {_MERGE}")
+        raise ModelError(f"prompts in {path / CONFIG} are not the model's: {merge_it(path)}")
     return None
 
 
@@ -191,26 +224,74 @@ def _modules(path: Path, folder: ModelFolder) -> SentenceFiles | None:
     found = read_modules(path, folder.config, pooling=None)
     differing = next(_differing(path, found, folder), None)
     if differing is not None:
-        raise ModelError(f"{differing} in {path}, and the model's is another: {_MERGE}")
+        raise ModelError(f"{differing} in {path}, and the model's is another: {merge_it(path)}")
     return found
 
 
 def _differing(path: Path, found: SentenceFiles, folder: ModelFolder) -> Iterator[str]:
     """What is not as the model's, by its file."""
-    if folder.task is Task.EMBED:
-        if (found.poolings, found.include_prompt) != (folder.poolings, folder.include_prompt):
-            yield f"{found.pooling_source} asks for {'+'.join(found.poolings)} pooling"
-        if (found.steps, found.normalize, found.rounds) != (folder.steps, folder.normalize, folder.rounds):
-            yield "modules.json has other modules after the pooling"
-        files = zip(step_files(path, found.steps), step_files(folder.path, folder.steps), strict=False)
-        yield from (str(own) for own, base in files if own.read_bytes() != base.read_bytes())
-        truncate_dim, _ = read_cuts(path)
-        if truncate_dim != folder.truncate_dim:
-            yield f"truncate_dim in {CONFIG} is {truncate_dim}"
-    if folder.max_seqlen_source in TRANSFORMER_FILES and (found.max_seqlen or 0) > folder.max_seqlen:
-        yield f"{found.max_seqlen_source} allows {found.max_seqlen} tokens"
+    base = read_chain(folder.path)
+    if found.chain is not base.chain and (base.chain or folder.task not in _TASKS.get(found.chain, ())):
+        yield f"modules.json lists {', '.join(module.kind for module in found.modules)}"
+    elif folder.task is Task.EMBED or found.chain is Chain.POOLED_SCORES:
+        yield from _differing_steps(path, found, folder)
+    elif base.chain:
+        yield from _differing_heads(path, found.modules[1:], folder.path, base.modules[1:])
+    truncate_dim, max_active_dims = read_cuts(path)
+    if folder.task is Task.EMBED and truncate_dim != folder.truncate_dim:
+        yield f"truncate_dim in {CONFIG} is {truncate_dim}"
+    if folder.task is Task.SPARSE and max_active_dims != folder.max_active_dims:
+        yield f"max_active_dims in {CONFIG} is {max_active_dims}"
+    asked, source = _asked_length(path, found)
+    if folder.max_seqlen_source in (*TRANSFORMER_FILES, TOKENIZER_CONFIG) and (asked or 0) > folder.max_seqlen:
+        yield f"{source} allows {asked} tokens"
     if found.do_lower_case != folder.do_lower_case:
         yield f"do_lower_case in {found.max_seqlen_source} is {str(found.do_lower_case).lower()}"
+
+
+def _differing_steps(path: Path, found: SentenceFiles, folder: ModelFolder) -> Iterator[str]:
+    """Of the pooling and what is behind it."""
+    if (found.poolings, found.include_prompt) != (folder.poolings, folder.include_prompt):
+        yield f"{found.pooling_source} asks for {'+'.join(found.poolings)} pooling"
+    if (found.steps, found.normalize, found.rounds) != (folder.steps, folder.normalize, folder.rounds):
+        yield "modules.json has other modules after the pooling"
+    files = zip(step_files(path, found.steps), step_files(folder.path, folder.steps), strict=False)
+    yield from (str(own) for own, base in files if own.read_bytes() != base.read_bytes())
+
+
+def _differing_heads(path: Path, own: Sequence[Module], base_path: Path, base: Sequence[Module]) -> Iterator[str]:
+    """Of the modules behind the Transformer of a model that pools nothing."""
+    if [module.kind for module in own] != [module.kind for module in base]:
+        yield f"modules.json lists {', '.join(module.kind for module in own) or 'nothing'} behind the Transformer"
+        return
+    for one, other in zip(own, base, strict=True):
+        files = Path(one.path, "config.json"), Path(other.path, "config.json")
+        options = (read_optional(place / file) for place, file in zip((path, base_path), files, strict=True))
+        asked, usual = ({**_DEFAULTS.get(one.kind, {}), **each} for each in options)
+        names = (asked.keys() | usual.keys()) - _SIZES
+        if changed := sorted(name for name in names if (asked.get(name) or None) != (usual.get(name) or None)):
+            yield f"{', '.join(changed)} in {files[0]}"
+        weights = path / one.path / _WEIGHTS, base_path / other.path / _WEIGHTS
+        if one.path.parts and weights[0].is_file() and _bytes_of(weights[0]) != _bytes_of(weights[1]):
+            yield str(weights[0])
+
+
+def _bytes_of(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
+
+
+def _length(path: Path, sentence: SentenceFiles | None, folder: ModelFolder) -> int:
+    """The most tokens of a text, where the adapter's own files allow fewer than the model's. Raises ModelError."""
+    asked, _ = _asked_length(path, sentence)
+    return min(asked or folder.max_seqlen, folder.max_seqlen)
+
+
+def _asked_length(path: Path, found: SentenceFiles | None) -> tuple[int | None, str]:
+    """As read_length. Files of a tokenizer without its words are none, as for the merged copy."""
+    where = path / found.tokenizer_folder if found else path
+    if (where / _TOKENIZER).is_file():
+        return read_length(where, found)
+    return (found.max_seqlen, found.max_seqlen_source) if found else (None, "")
 
 
 def _check_tokenizer(path: Path, folder: ModelFolder) -> None:
@@ -224,7 +305,7 @@ def _check_tokenizer(path: Path, folder: ModelFolder) -> None:
     except (ValueError, KeyError, TypeError, TokenizerError):
         raise ModelError(f"{own} can't be read as a tokenizer") from None
     if not is_same:
-        raise ModelError(f"{own} is another tokenizer than the model's: {_MERGE}")
+        raise ModelError(f"{own} is another tokenizer than the model's: {merge_it(path)}")
 
 
 def _words(file: Path) -> Any:

@@ -146,7 +146,7 @@ def plan_model(
         has_chat_template=has_template,
         stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
         identity=identity,
-        loras=_loras(model, shortened, identity, default_prompt=default_prompt, has_weights=engine != registry.FAKE),
+        loras=_loras(model, shortened, identity, default_prompt=default_prompt, engine=engine),
     )
 
 

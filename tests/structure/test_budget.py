@@ -23,21 +23,21 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (27_560, 249_830),
+    "server": (27_690, 251_300),
     "engine": (21_720, 210_460),
     "batch_manager": (2_340, 22_960),
     "tokenizer_pool": (2_470, 24_050),
     "wire": (1_480, 13_750),
     "embedline": (3_890, 35_040),
-    "core": (39_000, 371_400),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (39_210, 373_720),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
     "lines of the tests": 108_890,
-    "files of the product": 416,
+    "files of the product": 417,
     "folders of the product": 52,
-    "files with one importer that no registry names": 58,
+    "files with one importer that no registry names": 59,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
@@ -78,6 +78,7 @@ SUBJECTS = {
     "engine.convert.pickle_to_safetensors": "the one file that calls torch.load",
     "engine.transformers.heads": "which head makes which output",
     "engine.transformers.selftest": "how a model may be run, tried at load and kept",
+    "server.supervisor.adapter_bases": "whether an adapter is of the model, by what it says of its base",
     "server.supervisor.adapters": "the folders of --lora, checked before a start: few starts import it",
     "server.commands.running": "all that `serve` imports while the first engine's process imports its own libraries",
     "server.dialects.lines": "what a line of texts may be, and its answer, as OpenAI's route has them",

@@ -14,6 +14,7 @@ from engine.model.detection.config import WIDTHS
 from engine.model.detection.detected import Files
 from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.modules import Chain
+from engine.model.sentence_files import read_length
 from engine.model.weights import check_weights, shapes_in, step_files
 from engine.types import ModelError
 
@@ -152,11 +153,8 @@ def padding_idx_of(architecture: str, config: Json) -> int | None:
 def _longest(files: Files, limit: int, why: str) -> tuple[int, str, str]:
     """How many tokens a text may have, who says so, and a note if that is less than the model's files say. Raises
     ModelError if no position is left for one."""
-    asked, source = files.sentence.max_seqlen, files.sentence.max_seqlen_source
-    if asked is None:
-        source = "tokenizer_config.json"
-        tokenizer = read_optional(files.backbone_folder / source)
-        asked = number_in(tokenizer, "model_max_length", file=source) or _UNLIMITED
+    said, source = read_length(files.backbone_folder, files.sentence)
+    asked = said or _UNLIMITED
     if limit < 1:
         raise ModelError("config.json leaves no position for a token (max_position_embeddings)")
     if min(asked, limit) >= _UNLIMITED:

@@ -34,8 +34,9 @@ def merged(found: ResolvedModel, settings: Settings, *, progress: Progress | Non
     own = adapter_folder(folder)
     if own is None:
         return found
-    base = _base(folder, read_adapter(own), settings, progress=progress)
-    planned = plan(folder, own, base.path)
+    adapter = read_adapter(own)
+    base = _base(folder, adapter, settings, progress=progress)
+    planned = plan(folder, adapter, base.path)
     cache_dir = cache_for(settings, f"{folder} holds an adapter of {base.path}", _INSTEAD)
     path = copy_of(_new(folder, base.path, planned), cache_dir=cache_dir, progress=progress)
     if path is None:

@@ -11,11 +11,12 @@ import torch
 from peft import IA3Config, LoraConfig, PeftConfig, TaskType
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from engine.convert import adapted
 from engine.model import model_folder
 from engine.model.coverage import Use
+from engine.model.lora import read_adapter
 from engine.model.tasks import Task
 from engine.model.weights import tensors_in
 from engine.registry import OPENVINO, TRANSFORMERS
@@ -45,7 +46,7 @@ _PATTERNS: Any = {"rank_pattern": {"query": 2, r"layer\.1.*key": 6}, "alpha_patt
 def merged(folder: Path, base: Path, out: Path) -> Path:
     own = adapted.adapter_folder(folder)
     assert own is not None
-    planned = adapted.plan(folder, own, base)
+    planned = adapted.plan(folder, read_adapter(own), base)
     out.mkdir()
     adapted.fill(out, planned, report=lambda done, total: None)
     return out
@@ -186,6 +187,41 @@ def test_an_adapter_that_does_not_fit_its_base_is_refused_by_file_and_key(
     Adapted(base, LoraConfig(**{**_RANDOM, "target_modules": ["query"]}), tmp_path / "adapter")
     harm(tmp_path / "adapter", base)
     with pytest.raises(ModelError, match=message):
+        merged(tmp_path / "adapter", base, tmp_path / "merged")
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")
+def test_a_bias_that_no_layer_can_take_is_to_be_kept_apart(tmp_path: Path) -> None:
+    base = save("Qwen3", Use.EMBED, tmp_path / "base")
+    config = LoraConfig(**{**_RANDOM, "target_modules": ["o_proj"]}, lora_bias=True)
+    Adapted(base, config, tmp_path / "adapter")
+    with pytest.raises(ModelError, match=rf"'lora_bias'.*o_proj', which has none .* --lora NAME={tmp_path}/adapter,"):
+        merged(tmp_path / "adapter", base, tmp_path / "merged")
+
+
+def test_an_output_layer_that_is_tied_is_refused(tmp_path: Path) -> None:
+    base = save("BERT", Use.SPARSE, tmp_path / "base")
+    config = LoraConfig(**{**_RANDOM, "target_modules": ["decoder"]})
+    Adapted(base, config, tmp_path / "adapter", purpose=AutoModelForMaskedLM)
+    with pytest.raises(ModelError, match=r"predictions\.decoder\.weight', the output layer, .*'target_modules'"):
+        merged(tmp_path / "adapter", base, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["word_embeddings"]},
+        {"target_modules": ["query"], "modules_to_save": ["word_embeddings"]},
+    ],
+    ids=str,
+)
+def test_a_vocabulary_that_was_resized_is_named(config: dict[str, Any], tmp_path: Path) -> None:
+    base, resized = save("BERT", Use.EMBED, tmp_path / "base"), tmp_path / "resized"
+    model: Any = AutoModel.from_pretrained(base)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    model.save_pretrained(resized)
+    Adapted(resized, LoraConfig(**{**_RANDOM, **config}), tmp_path / "adapter")
+    with pytest.raises(ModelError, match=r"is for .* tokens, .*word_embeddings.weight.*the vocabulary was resized"):
         merged(tmp_path / "adapter", base, tmp_path / "merged")
 
 

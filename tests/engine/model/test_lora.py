@@ -129,6 +129,17 @@ def _pickled(folder: Path) -> None:
         (lambda folder: _change(folder, modules_to_save=["score"]), r"'modules_to_save' in .* has none of them"),
         (lambda folder: _change(folder, peft_type="LOHA"), r"'peft_type' in .* is 'LOHA'"),
         (lambda folder: _change(folder, peft_type="IA3"), r"no adapter of the kind that 'peft_type' in"),
+        (lambda folder: _change(folder, target_modules=None), r"'target_modules' in .* is missing"),
+        (lambda folder: _change(folder, target_modules=["ery"]), r"'target_modules' in .* leaves 'encoder.layer.0"),
+        (
+            lambda folder: _change(folder, target_modules=".*0.*query"),
+            r"'target_modules' in .* leaves 'encoder.layer.1",
+        ),
+        (lambda folder: _change(folder, target_modules="("), r"adapter_config\.json has no names or patterns"),
+        (lambda folder: _change(folder, target_modules={"query": 1}), r"'target_modules' in .* neither"),
+        (lambda folder: _change(folder, exclude_modules=[_LAYER]), r"'exclude_modules' in .* leaves 'encoder.layer.0"),
+        (lambda folder: _change(folder, layers_to_transform=1), r"'layers_to_transform' in .* leaves 'encoder.layer.0"),
+        (lambda folder: _change(folder, layers_to_transform="1"), r"adapter_config\.json has no names or patterns"),
         (_without("layer.1.attention.self.query.lora_B"), r"'encoder.layer.1.attention.self.query' in .* not a pair"),
         (_pickled, r"adapter_model\.safetensors is missing.*adapter_model\.bin is not read"),
     ],
@@ -142,14 +153,39 @@ def test_what_is_wrong_is_refused_by_file_and_key(
         read_adapter(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"target_modules": ["query", _LAYER]},
+        {"target_modules": r".*\.(query|key)", "exclude_modules": r".*layer\.1.*"},
+        {"target_modules": ["query", "dense"], "exclude_modules": ["attention.output.dense", "pooler.dense"]},
+        {"target_modules": ["query"], "layers_to_transform": [1]},
+        {"target_modules": ["query"], "layers_to_transform": 1, "layers_pattern": ["blocks", "layer"]},
+        {"target_modules": "all-linear", "exclude_modules": ["key"]},
+    ],
+)
+def test_layers_that_peft_chose_are_all_read(others: dict[str, Any], tmp_path: Path) -> None:
+    adapted = _saved(LoraConfig(r=2, **others), tmp_path)
+    found = read_adapter(tmp_path)
+    chosen = [name for name, part in adapted.base_model.model.named_modules() if isinstance(part, LoraLayer)]
+    assert set(found.layers) == set(chosen)
+
+
 def test_layers_are_found_with_and_without_the_class_around_them(tmp_path: Path) -> None:
     _saved(LoraConfig(target_modules=["query"]), tmp_path)
     found = read_adapter(tmp_path)
     names = [f"encoder.layer.{number}.attention.self.query" for number in (0, 1)]
     inside = {f"bert.{name}": (16, 16) for name in names}
-    assert fitted(found, inside, "bert").keys() == inside.keys()
-    assert fitted(found, dict.fromkeys(names, (16, 16)), "bert").keys() == set(names)
+    assert fitted(found, inside).keys() == inside.keys()
+    assert fitted(found, dict.fromkeys(names, (16, 16))).keys() == set(names)
+    config = LoraConfig(target_modules=["query"])
+    _saved(config, tmp_path / "whole", BertForSequenceClassification)
+    of_whole = read_adapter(tmp_path / "whole")
+    assert fitted(of_whole, dict.fromkeys(names, (16, 16))).keys() == set(names)
     with pytest.raises(ModelError, match=r"layer\.0.*which the model has with the shape \[32, 16\]"):
-        fitted(found, dict.fromkeys(names, (32, 16)), "bert")
-    with pytest.raises(ModelError, match=r"layer\.1.*lora_A.* which the model lacks"):
-        fitted(found, {names[0]: (16, 16)}, "bert")
+        fitted(found, dict.fromkeys(names, (32, 16)))
+    _change(tmp_path, base_model_name_or_path="acme/bert")
+    with pytest.raises(
+        ModelError, match=r"layer\.1.*lora_A.* which the model lacks; .* says 'acme/bert'; serve .* as a model"
+    ):
+        fitted(read_adapter(tmp_path), {names[0]: (16, 16)})

@@ -23,7 +23,7 @@ from engine.transformers.forward import HidingForward, hiding
 from engine.transformers.loading import load_model
 from engine.transformers.lora import AdaptedLayer
 from engine.transformers.selftest import choose_forward
-from engine.types import Batch, EngineError, OutputKind, compute
+from engine.types import Batch, EngineError, ModelError, OutputKind, compute
 from tests.engine.engines import difference, refusal, rows
 from tests.engine.tiny_models import GENERATING, SCORING_SEQUENCES, arbitrary, batch, save, save_whole
 from tests.engine.transformers import scored_models
@@ -182,6 +182,15 @@ def test_scores_are_those_of_peft(tmp_path: Path, architecture: str) -> None:
     assert difference(scores([1] * 6), expected) <= TOLERANCE
     assert np.abs(bases - expected).max(axis=1).min() > 100 * TOLERANCE
     assert difference(mixed, np.where(np.arange(6)[:, None] % 2, expected, bases)) <= TOLERANCE
+
+
+def test_an_adapter_of_the_head_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    base = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES)
+    adapt(base, tmp_path / "a", ["query", "classifier"], purpose=SCORING_SEQUENCES)
+    head = SequenceScores(labels=("LABEL_0", "LABEL_1"))
+    folder = dataclasses.replace(scored_models.read(base, head), loras=(read_adapter(tmp_path / "a", "a"),))
+    with pytest.raises(ModelError, match=r"classifier.lora_A.* below the model's head.*a as a model of its own"):
+        lora.put_adapters(load_model(folder, dtype=torch.float32), folder)
 
 
 def test_hidden_tokens_and_the_copy_of_the_model_that_hides_them(tmp_path: Path) -> None:

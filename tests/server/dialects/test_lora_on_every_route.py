@@ -18,6 +18,8 @@ from wire.parts import Part
 PATHS = [route.path for route in ROUTES]
 COMPUTE_NOTHING = {"/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/detokenize", "/api/show"}
 WAYS: tuple[dict[str, Any], ...] = (
+    {"model": "mail:latest"},
+    {"model": "the-model:mail:latest"},
     {"model": "mail"},
     {"model": "the-model:mail"},
     {"lora_path": "mail"},

@@ -20,15 +20,15 @@ PARENTS = {"law": "base"}
 
 
 def test_an_exact_name_comes_first_then_the_models_and_its_own_then_a_word() -> None:
-    """The name of a model or an adapter may have colons of its own."""
-    odd = served_model(name="base:law:v2", parent="other", lora=1, index=1)
+    """The name of a model may have colons of its own."""
+    odd = served_model(index=3, name="base:law:v2")
+    mail = served_model(index=1, name="mail", parent="other", lora=1)
     plain = served_model(index=2, name="plain")
-    table = ModelTable([BASE, LAW, OTHER, odd, plain], names=["base", "other", "plain"])
+    table = ModelTable([BASE, LAW, OTHER, mail, odd, plain], names=["base", "other", "plain", "base:law:v2"])
     for name, model in {
         "law": LAW,
         "base:law": LAW,
         "base:law:v2": odd,
-        "other:base:law:v2": odd,
         "base": BASE,
         "other": OTHER,
     }.items():
@@ -52,6 +52,16 @@ def test_one_model_with_adapters_takes_no_other_name(is_strict: bool) -> None:
             table.choose(name, with_prompt=True)
     if not is_strict:
         assert table.choose("") is BASE  # as good as none
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_ollamas_word_is_taken_where_prompts_are_not(is_strict: bool) -> None:
+    table = ModelTable([BASE, LAW, OTHER], names=["base", "other"], is_strict=is_strict)
+    for name, model in {"law:latest": LAW, "base:law:latest": LAW, "base:latest": BASE, "other:latest": OTHER}.items():
+        assert table.choose(name) is model
+    for wrong in ("law:query", "base:query", "law:", "lwa:latest", "other:law:latest", "law:latest:latest", ":latest"):
+        with pytest.raises(ModelNotFound):
+            table.choose(wrong)
 
 
 def test_a_path_names_it_too() -> None:

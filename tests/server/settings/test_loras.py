@@ -52,7 +52,11 @@ def test_where_they_come_from(tmp_path: Path) -> None:
             {"lora": ["law=a"], "model_id": ["m", "n"]},
             "--lora law would be of two models: each has its own in its [[model]] table",
         ),
-        ({"lora": ["law=a", "m:law=b"], "model_id": ["m"]}, "--lora law: it is called m:law, too, which is another's"),
+        ({"lora": ["x:query=a"]}, "--lora 'x:query=a': a name has no white space and no colon"),
+        ({"lora": ["x:=a"]}, "--lora 'x:=a': a name has no"),
+        ({"lora": [":x=a"]}, "--lora ':x=a': a name has no"),
+        ({"lora": ["a b=a"]}, "--lora 'a b=a': a name has no"),
+        ({"lora": ["a\tb=a"]}, "--lora 'a\\tb=a': a name has no"),
         ({"lora": ["law=\0"]}, "--lora must not have a NUL character"),
     ],
 )
@@ -65,5 +69,7 @@ def test_names_that_could_mean_two_things(words: dict[str, Any], message: str, t
 def test_the_name_of_an_adapter_of_another_model(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--lora law would be of two models"):
         settings(file=TWO.replace("code=", "law="), folder=tmp_path)
+    with pytest.raises(SettingsError, match="--lora law: it is called one:law, too, which is another's"):
+        settings(file=TWO.replace('"two"', '"one:law"'), folder=tmp_path)
     with pytest.raises(SettingsError, match="--lora two has the name of a served model"):
         settings(file=TWO.replace("law=", "two="), folder=tmp_path)
