@@ -18,6 +18,7 @@ _CONTRADICTION = re.compile(
     r"|asks? for (another|different)|names another end|as many as|query. cannot be empty"
     r"|query must not be an empty string|is for texts, not for|late_chunking takes|a document may have"
     r"|must be float, or one type of numbers, with|texts alone are for input_type"
+    r"|several adapters can't be given|must be an adapter, and names a model"
     # objects with very many strings count as several items, and instances have items of their own
     r"|has more items than"
     # a field and the model, or the form of the answer
