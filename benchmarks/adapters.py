@@ -55,6 +55,7 @@ def save_adapter(base: Path, folder: Path, rank: int, num_layers: int) -> Path:
     """As PEFT saves it."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "base_model_name_or_path": str(base)}
+    config["target_modules"] = list(_LINEARS)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors = {}
     sizes = {"intermediate.dense": (768, 3072), "output.dense": (3072, 768)}
