@@ -307,6 +307,10 @@ class Sizes:
             max_joined = 0
         return Budget(max_tokens, max_joined, group_tokens, limits)
 
+    def group_tokens(self, limits: EngineLimits) -> int:
+        """The most unique tokens of a batch that ends in a group; never more than the operator lets a batch have."""
+        return min(limits.group_tokens, self._policy.max_batch_tokens or limits.group_tokens)
+
     def max_tokens_of(self, lane: Lane, limits: EngineLimits, *, is_mixed: bool) -> int:
         """The most tokens for this lane, by choice. `is_mixed`: bulk waits while interactive work is about."""
         if is_mixed and limits.overlaps and lane == RequestClass.INTERACTIVE:

@@ -293,7 +293,7 @@ class Model:
         is_mixed = self._is_mixed(now)
         max_tokens = self._sizes.max_tokens_of(lane, engine.limits, is_mixed=is_mixed)
         part = self._part(engine, engines, lane, max_tokens)
-        group = engine.limits.group_tokens
+        group = self._sizes.group_tokens(engine.limits)
         if group:
             is_quiet = not self._is_interactive_about(now, self._policy.group_memory)
             group = self._part(engine, engines, lane, group) if is_quiet else 0

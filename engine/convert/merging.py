@@ -225,11 +225,7 @@ def _of_share(tensor: Array, *, place: Place, step: Step) -> Array:
 
 
 def _with_layer(weight: Array, *, read: _Read, layer: AdapterLayer, is_transposed: bool) -> Array:
-    """W + scale B A; of DoRA with rows of the lengths that the adapter has."""
-    rows = weight.T if is_transposed else weight
-    made = rows + np.float32(layer.scale) * (read(layer.b) @ read(layer.a))
-    if layer.magnitude is not None:
-        made *= (read(layer.magnitude) / np.linalg.norm(made, axis=1))[:, None]
+    made = layer.merged_into(weight.T if is_transposed else weight, read)
     return made.T if is_transposed else made
 
 

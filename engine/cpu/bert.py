@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
-from engine.cpu.lora import fit, merged, numbers_of
+from engine.cpu.lora import fit, numbers_of
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
@@ -399,7 +399,7 @@ class Built:
         weights, numbers = self._model.weights, numbers_of(adapter)
         sizes = {name.removesuffix(".weight"): each.shape for name, each in weights.items() if each.ndim == 2}
         for name, layer in fit(adapter, sizes).items():
-            weights[f"{name}.weight"] = merged(weights[f"{name}.weight"], layer, numbers)
+            weights[f"{name}.weight"] = layer.merged_into(weights[f"{name}.weight"], lambda each: numbers[each.name])
             if layer.bias is not None:
                 weights[f"{name}.bias"] = weights[f"{name}.bias"] + np.float32(layer.scale) * numbers[layer.bias.name]
 

@@ -63,14 +63,6 @@ def _is_of_pooler(name: str) -> bool:
     return _POOLER in name.split(".")
 
 
-def merged(weight: _Numbers, layer: AdapterLayer, numbers: Mapping[str, _Numbers]) -> _Numbers:
-    """The layer's weight [out, in] with the adapter in it. numbers: of `numbers_of`."""
-    found = weight + np.float32(layer.scale) * (numbers[layer.b.name] @ numbers[layer.a.name])
-    if layer.magnitude is not None:
-        found *= (numbers[layer.magnitude.name] / np.linalg.norm(found, axis=1))[:, None]
-    return found
-
-
 def numbers_of(adapter: Adapter) -> dict[str, _Numbers]:
     """All tensors of its file, by name. Raises ModelError if they are not finite."""
     found = read_tensors(adapter.folder / WEIGHTS)

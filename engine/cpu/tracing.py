@@ -30,7 +30,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
-from engine.cpu.lora import fit, merged, numbers_of
+from engine.cpu.lora import fit, numbers_of
 from engine.cpu.minibatch import ADAPTERS, ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.outputs import head_in_graph
 from engine.cpu.selftest import num_hidden
@@ -309,7 +309,7 @@ class Traced:
         for name, layer in fit(adapter, sizes).items():
             weight: Tensor = layers[name].weight
             weight = weight.T if isinstance(layers[name], Conv1D) else weight
-            weight.copy_(torch.from_numpy(merged(weight.numpy(), layer, numbers)))
+            weight.copy_(torch.from_numpy(layer.merged_into(weight.numpy(), lambda each: numbers[each.name])))
             if layer.bias is not None:
                 more = torch.from_numpy(np.float32(layer.scale) * numbers[layer.bias.name])
                 layers[name].register_forward_hook(partial(_with_more, more))

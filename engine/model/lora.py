@@ -9,14 +9,19 @@ Each key of LoraConfig and IA3Config of PEFT 0.21.2 is honoured, without effect 
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.model.json_files import Json, check_known, flag_in, needed_number, object_in, read_object
 from engine.model.weights import PLAIN, StoredTensor, stored_tensors
 from engine.types import ModelError
+
+_Numbers = NDArray[np.float32]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
@@ -65,10 +70,8 @@ _PARTS = {
     "ia3_l": "factor",
 }
 _OF_A_LAYER = re.compile(r"(?P<layer>.+)\.(?P<part>(lora|ia3)_.+|token_adapter\..+)")
-
-
-# What stands in the names of the copies that PEFT writes of a saved module's bias, for one inside it with the adapter's
-# name.
+# With bias="all", PEFT writes copies of a saved module's bias as well, under names such as score.original_module.bias
+# and classifier.modules_to_save.default.dense.bias.
 _OF_COPIES = (r"\.(modules_to_save|original_module)\.", r"\.modules_to_save\.[^.]+\.")
 
 
@@ -81,6 +84,13 @@ class AdapterLayer:
     scale: float
     magnitude: StoredTensor | None = None  # [out], the lengths of the rows of that sum (DoRA)
     bias: StoredTensor | None = None  # [out], of B, which is multiplied by the scale, too
+
+    def merged_into(self, weight: _Numbers, read: Callable[[StoredTensor], _Numbers]) -> _Numbers:
+        """A weight [out, in] with this in it: W + scale B A, and of DoRA with rows of the lengths that it has."""
+        found: _Numbers = weight + np.float32(self.scale) * (read(self.b) @ read(self.a))
+        if self.magnitude is not None:
+            found *= (read(self.magnitude) / np.linalg.norm(found, axis=1))[:, None]
+        return found
 
     @property
     def shape(self) -> tuple[int, int]:

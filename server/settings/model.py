@@ -201,7 +201,8 @@ class ModelSettings:
         None,
         "Engine",
         "The most tokens of one batch. auto uses what the engine measured at warm-up. Larger batches use a GPU "
-        "better. A batch's time is limited as well, so too large a value does little harm.",
+        "better. A batch's time is limited as well, so too large a value does little harm. Documents behind one query "
+        "may be computed together for longer while no queries come, but never more tokens than this.",
         least=1,
         none_word="auto",
     )

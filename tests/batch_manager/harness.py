@@ -263,7 +263,8 @@ class Harness:
         assert batch.num_tokens == num_tokens <= engine.limits.max_num_tokens
         is_elsewhere = batch.release is Release.ELSEWHERE
         most = self.policy.max_batch_tokens or engine.limits.target_num_tokens or engine.limits.max_num_tokens
-        is_group = batch.num_tokens <= engine.limits.group_tokens and batch.sent_tokens > batch.num_tokens
+        most_of_group = min(engine.limits.group_tokens, self.policy.max_batch_tokens or engine.limits.group_tokens)
+        is_group = batch.num_tokens <= most_of_group and batch.sent_tokens > batch.num_tokens
         assert (
             batch.num_tokens <= most
             or batch.num_seqs == 1

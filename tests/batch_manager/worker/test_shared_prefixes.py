@@ -14,6 +14,7 @@ from tests.batch_manager.peers import assert_same, expected, ids_of, running, su
 from wire.parts import Part
 
 SHORT = Policy(max_batch_tokens=40)
+GAINS = Policy(min_batch_tokens=20)  # batches are as large as the engine gains by
 
 
 def sizes(harness: Harness) -> list[tuple[int, int, int]]:
@@ -64,8 +65,8 @@ def test_what_is_sent_of_a_batch_is_bounded_too() -> None:
 
 @pytest.mark.holds("Two classes of work")
 def test_documents_follow_the_first_in_one_batch_unless_queries_are_about() -> None:
-    def batches(*, share: float = 0.5, ago: float = 31.0) -> list[tuple[int, int, int]]:
-        harness = with_engine(SHORT, group_tokens=90)
+    def batches(*, share: float = 0.5, ago: float = 31.0, policy: Policy = GAINS) -> list[tuple[int, int, int]]:
+        harness = with_engine(policy, target_num_tokens=40, group_tokens=90)
         harness.submit(5, request_class=INTERACTIVE)
         harness.finish_all()
         harness.advance(ago)
@@ -76,12 +77,13 @@ def test_documents_follow_the_first_in_one_batch_unless_queries_are_about() -> N
     assert batches() == [(8, 90, 160), (2, 30, 40)]
     assert batches(ago=29.0) == [(3, 40, 60), (3, 40, 60), (3, 40, 60), (1, 20, 20)]
     assert batches(share=0.1)[0] == (2, 38, 40)  # too little in common
+    assert batches(policy=SHORT)[0] == (3, 40, 60)  # --max-batch-tokens bounds all batches
 
 
 def test_idle_engines_share_a_group_out() -> None:
-    harness = Harness(Policy(max_batch_tokens=40, min_batch_tokens=20))
+    harness = Harness(GAINS)
     for engine_id in range(2):
-        harness.ready(engine_id, engine_limits=limits(group_tokens=90))
+        harness.ready(engine_id, engine_limits=limits(target_num_tokens=40, group_tokens=90))
     harness.submit(*[20] * 14, share=0.5, request_class=BULK)
     assert sizes(harness) == [(6, 70, 120), (8, 90, 160)]
 
